@@ -13,10 +13,6 @@ the same one each time.
 
 An upload is open from its creation until it becomes a job, is deleted or expires: so long it holds a file
 that its client may fill to its length. Therefore the open uploads of a client are bounded.
-
-tuspyserver (4.4.3) would do the protocol, and knows no owner of an upload. After a kill it tells the offset
-before the last piece and appends behind that piece; it writes on the event loop, or with a storage of its own
-once it has a whole piece in memory.
 """
 
 from __future__ import annotations
@@ -57,10 +53,6 @@ class Upload:
     synced: int = 0  # bytes that are known to be on disk
     offset: int = 0
 
-    @property
-    def complete(self) -> bool:
-        return self.offset == self.length
-
 
 class Uploads:
     """The uploads in a folder, by id and owner. The methods raise ApiError `not_found`, also for uploads of
@@ -81,7 +73,6 @@ class Uploads:
             raise ApiError("empty_file", "Upload-Length: the file is empty", param="Upload-Length")
         if length > (most := self.settings.max_upload_bytes):
             raise ApiError("file_too_large", f"the upload is larger than {most} bytes")
-        client = "" if client == owner else client
         upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, client)
         with disk_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +109,7 @@ class Uploads:
     def whole(self, id: str, owner: str) -> Iterator[BinaryIO]:
         """The bytes of a complete upload, locked."""
         with self._open(id, owner) as (upload, file):
-            if not upload.complete:
+            if upload.offset < upload.length:
                 text = f"the upload has {upload.offset} of {upload.length} bytes"
                 raise ApiError("conflict", text)
             yield file
@@ -139,14 +130,9 @@ class Uploads:
         process was killed between the two files."""
         for path in self.folder.glob("up_*.part"):
             with suppress(FileNotFoundError, ApiError):
-                if path.stat().st_mtime >= self.clock() - older_s:
-                    continue
-                upload = self._described(path.stem)
-                if upload is None:
-                    path.unlink()
-                    continue
-                with self._open(upload.id, upload.tenant):
-                    self._remove(upload.id)
+                if path.stat().st_mtime < self.clock() - older_s:
+                    with self._locked(path.stem):
+                        self._remove(path.stem)
 
     def _check_open(self, client: str) -> None:
         """Read from the files: a counter in memory would differ between processes. 30 us for each."""
@@ -160,7 +146,7 @@ class Uploads:
 
     def _all(self) -> Iterator[Upload]:
         found = map(self._described, (path.stem for path in self.folder.glob("up_*.json")))
-        return (upload for upload in found if upload is not None)
+        return filter(None, found)
 
     def _described(self, id: str) -> Upload | None:
         if ID.fullmatch(id):
@@ -186,6 +172,11 @@ class Uploads:
     def _open(self, id: str, owner: str) -> Iterator[tuple[Upload, BinaryIO]]:
         """An upload and its file, for one at a time."""
         self.get(id, owner)
+        with self._locked(id) as file:
+            yield self.get(id, owner), file
+
+    @contextmanager
+    def _locked(self, id: str) -> Iterator[BinaryIO]:
         try:
             file = self._path(id, "part").open("r+b")
         except FileNotFoundError as error:
@@ -195,7 +186,7 @@ class Uploads:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ApiError("locked", "another request is writing to this upload") from error
-            yield self.get(id, owner), file
+            yield file
 
 
 class UploadPart:

@@ -30,7 +30,6 @@ from ..wording import told
 from .database import Tx
 from .store import Store
 from .tables import Job
-from .walk import JobFiles
 
 ROLE = re.compile(r"corrections-(\d+)")
 """The role of the file of a version, by its number."""
@@ -90,60 +89,40 @@ class Corrections(BaseModel):
         chained = self.merged.keys() & set(self.merged.values())
         if chained:
             raise _invalid("merged", f"{chained.pop()!r} is merged and merged into")
-        _check_once(
-            "segments", (s for s in self.segments if isinstance(s, int)), len(transcript.segments)
-        )
         changed = [s for s in self.segments if isinstance(s, NewSegment)]
-        numbers = (w for s in changed for w in s.words or () if isinstance(w, int))
-        _check_once("words", numbers, len(transcript.words))
-        original = _Original.of(transcript)
-        made = [
+        words = (word for segment in changed for word in segment.words or ())
+        _check_once("segments", self.segments, len(transcript.segments))
+        _check_once("words", words, len(transcript.words))
+        original = _Original(transcript)
+        made = (
             transcript.segments[s] if isinstance(s, int) else original.replaced(s)
             for s in self.segments
-        ]
-        segments = tuple(replace(self._named(segment), id=n) for n, segment in enumerate(made))
-        return replace(
+        )
+        segments = tuple(replace(segment, id=n) for n, segment in enumerate(made))
+        corrected = replace(
             transcript,
             segments=segments,
-            turns=tuple(
-                replace(turn, speaker=self.name(turn.speaker) or turn.speaker)
-                for turn in transcript.turns
-            ),
             diarized=transcript.diarized or any(segment.speaker for segment in segments),
             settings={**transcript.settings, "corrected": True},
         )
+        if not (self.names or self.merged):
+            return corrected
+        return corrected.renamed({label: self.name(label) for label in corrected.speakers})
 
-    def name(self, label: str | None) -> str | None:
+    def name(self, label: str) -> str:
         """What a speaker is called."""
-        if label is None:
-            return None
         label = self.merged.get(label, label)
         return self.names.get(label, label)
 
-    def _named(self, segment: Segment) -> Segment:
-        if not (self.names or self.merged):
-            return segment
-        words = segment.words
-        if words is not None:
-            words = tuple(word.renamed(self.name) for word in words)
-        return replace(segment, words=words, speaker=self.name(segment.speaker))
 
-
-@dataclass(frozen=True)
 class _Original:
-    """What corrections refer to: the segments of a result by their starts, its words, and the last sample
-    that they may reach: Whisper's own segments may end in the padding behind the audio."""
+    """What corrections refer to: the segments of a result in the order of their starts, its words, and the
+    last sample that they may reach: Whisper's own segments may end in the padding behind the audio."""
 
-    starts: list[int]
-    segments: list[Segment]
-    words: tuple[Word, ...]
-    last: int
-
-    @classmethod
-    def of(cls, transcript: Transcript) -> _Original:
-        ordered = sorted(transcript.segments, key=lambda s: s.start_sample)
-        last = max([transcript.sample_count, *(s.end_sample for s in ordered)])
-        return cls([s.start_sample for s in ordered], ordered, transcript.words, last)
+    def __init__(self, transcript: Transcript) -> None:
+        self.segments = sorted(transcript.segments, key=lambda s: s.start_sample)
+        self.words = transcript.words
+        self.last = max([transcript.sample_count, *(s.end_sample for s in self.segments)])
 
     def replaced(self, new: NewSegment) -> Segment:
         """The new segment. It keeps window and guard values, which some formats require, of the segment of
@@ -185,9 +164,10 @@ class _Original:
         return start, end
 
     def _at(self, start: int) -> Segment:
-        if self.segments:
-            return self.segments[max(0, bisect_right(self.starts, start) - 1)]
-        return Segment(0, 0, 0, start, start, "", (), 0.0, 0.0, 0.0, 0.0)
+        if not self.segments:
+            return Segment(0, 0, 0, start, start, "", (), 0.0, 0.0, 0.0, 0.0)
+        after = bisect_right(self.segments, start, key=lambda s: s.start_sample)
+        return self.segments[max(0, after - 1)]
 
 
 @dataclass(frozen=True)
@@ -208,8 +188,7 @@ class Version:
         """None for the result without corrections."""
         if not self.number:
             return None
-        parts = ("segments", "names", "merged", "note")
-        return Corrections.model_validate({part: self.saved[part] for part in parts})
+        return Corrections.model_validate({k: self.saved[k] for k in Corrections.model_fields})
 
     def view(self) -> dict[str, Any]:
         """The JSON for clients."""
@@ -229,31 +208,28 @@ NONE: Mapping[str, Any] = {
 
 
 class CorrectedJobs:
-    """The corrections of the jobs of one store. `get` and `original` give an owner's job and its transcript
-    as it was decoded, as `api.jobs.service.Operations` does."""
+    """The corrections of the jobs of a store. `get` and `original` give an owner's job and its transcript as
+    it was decoded. The methods raise ApiError as these do, and `conflict` if the corrections belong to
+    another result."""
 
     def __init__(
         self,
         store: Store,
-        files: JobFiles,
         get: Callable[[str, str], Job],
         original: Callable[[str, str], Transcript],
     ) -> None:
-        self.store, self.files = store, files
-        self._get, self._original = get, original
+        self.store, self._get, self._original = store, get, original
 
     def transcript(self, id: str, owner: str) -> Transcript:
-        """The transcript as it has been corrected. Raises ApiError as `original` does, and `conflict`
-        if the corrections belong to another result."""
+        """The transcript as it has been corrected."""
         transcript = self._original(id, owner)
-        corrections = self._current(id).corrections
+        corrections = self._current(id, owner).corrections
         return transcript if corrections is None else corrections.apply(transcript)
 
     def get(self, id: str, owner: str, number: int | None = None) -> Version:
-        """The latest version, or the one with this number. Raises ApiError: `job_not_found`, `not_found`,
-        `in_progress` without a result, `conflict`."""
+        """The latest version, or the one with this number. Raises ApiError `in_progress` without a result."""
         self._original(id, owner)
-        version = self._current(id)
+        version = self._current(id, owner)
         if number is None or number == version.number:
             return version
         job = self._get(id, owner)
@@ -264,10 +240,8 @@ class CorrectedJobs:
 
     def put(self, id: str, owner: str, corrections: Corrections, etag: str) -> Version:
         """Save a new version, if `etag` is that of the latest. Raises ApiError: `version_conflict` if it is
-        not, `conflict` unless the job has succeeded, `invalid_value` for corrections that do not fit,
-        and as `get` does."""
-        self._get(id, owner)
-        transcript, before = self._original(id, owner), self._current(id)
+        not, `conflict` unless the job has succeeded, `invalid_value` for corrections that do not fit."""
+        transcript, before = self._original(id, owner), self._current(id, owner)
         if before.etag != etag:
             raise _stale()
         corrections.apply(transcript)
@@ -280,17 +254,18 @@ class CorrectedJobs:
             if job.state != "succeeded":
                 text = f"the job is {job.state}: its text can be corrected at its end"
                 raise ApiError("conflict", text)
-            role = f"corrections-{before.number}" if before.number else "result"
-            same = latest_version(job) == before.number and job.files.get(role) == before.file
-            if not same or job.files.get("result") != saved["base"]:
+            latest = latest_version(job)
+            if (latest, job.files.get(_role(latest))) != (before.number, before.file):
                 raise _stale()
-            files = {**job.files, f"corrections-{number}": name}
+            if job.files["result"] != saved["base"]:
+                raise _stale()
+            files = {**job.files, _role(number): name}
             oldest = files.pop(f"corrections-{number - MAX_VERSIONS}", None)
             self.store.jobs.update(tx, id, files=files)
             return Version(number, name, saved), oldest
 
         text = json.dumps(saved, ensure_ascii=False)
-        version, oldest = self.files.save(id, f"corrections-{number}", text, refer)
+        version, oldest = self.store.save(id, _role(number), text, refer)
         if oldest is not None:
             self.store.files.delete(id, oldest)
         return version
@@ -298,30 +273,25 @@ class CorrectedJobs:
     def delete(self, id: str, owner: str) -> None:
         """Delete all versions; the result is shown as it was decoded."""
         self._get(id, owner)
-        self.files.drop(id, ROLE)
+        self.store.drop(id, ROLE)
 
-    def _current(self, id: str) -> Version:
-        """Raises ApiError `conflict` if it counts in a result that was replaced, `not_found` if the job has
-        been erased meanwhile."""
-        job = self.store.jobs.get(id)
-        if job is None or "result" not in job.files:
-            raise ApiError("not_found", "the job has no result any more")
+    def _current(self, id: str, owner: str) -> Version:
+        """The latest version. Raises ApiError `conflict` if it counts in a result that was replaced."""
+        job = self._get(id, owner)
         try:
             version = self._version(job, latest_version(job))
         except FileNotFoundError:
-            if self.store.jobs.get(id) == job:
+            if self._get(id, owner) == job:
                 raise
-            return self._current(id)  # it was deleted meanwhile
+            return self._current(id, owner)  # it was deleted meanwhile
         if version.number and version.saved["base"] != job.files["result"]:
             text = "the corrections belong to an earlier result: DELETE /v1/jobs/{id}/corrections"
             raise ApiError("conflict", text)
         return version
 
     def _version(self, job: Job, number: int) -> Version:
-        if not number:
-            return Version(0, job.files["result"], NONE)
-        name = job.files[f"corrections-{number}"]
-        return Version(number, name, self.files.json(job.id, name))
+        saved = self.store.read(job, _role(number)) if number else NONE
+        return Version(number, job.files[_role(number)], saved)
 
     def _next(self, before: Version, corrections: Corrections) -> dict[str, Any]:
         """The content of the version after this one."""
@@ -336,17 +306,21 @@ class CorrectedJobs:
         }
 
 
-def _check_once(what: str, numbers: Iterable[int], count: int) -> None:
-    """Each at most once: a few bytes that name a long segment many times would fill the memory."""
+def _check_once(what: str, items: Iterable[object], count: int) -> None:
+    """Each number at most once: a few bytes that name a long segment many times would fill the memory."""
     seen = set[int]()
-    for number in numbers:
+    for number in (item for item in items if isinstance(item, int)):
         if number >= count:
-            raise _invalid(
-                "segments", f"the result has {count} {what}, and none is number {number}"
-            )
+            text = f"the result has {count} {what}, and none is number {number}"
+            raise _invalid("segments", text)
         if number in seen:
             raise _invalid("segments", f"number {number} of the {what} is named twice")
         seen.add(number)
+
+
+def _role(number: int) -> str:
+    """The role of the file of a version."""
+    return f"corrections-{number}" if number else "result"
 
 
 def latest_version(job: Job) -> int:

@@ -9,7 +9,6 @@ Knows connections, transactions and their faults; does not know what rows mean.
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,12 +22,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import EARLIER, FOLDERS, META, PLACES
+from .tables import FOLDERS, META, PLACES
 
 Tx = sa.Connection
-
-Place = tuple[float, str]
-"""Where a job is among the others: its time of creation and its id."""
 
 CHECKPOINT_TRIES = 100
 """Attempts to truncate SQLite's log, 50 ms apart: every reader delays it."""
@@ -52,6 +48,9 @@ _AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
 
 _FULL = ("SQLITE_FULL", "53100")
 _UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
+_PERMANENT = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "28", "3D")
+"""Beginnings of codes of errors at the start that stay until the configuration changes: a wrong path, user or
+database name."""
 
 
 class Database:
@@ -62,26 +61,27 @@ class Database:
 
     @classmethod
     def open(cls, url: str) -> Database:
-        """Open a database and create missing tables.
+        """Open a database and create missing tables. A new file of SQLite is for one process at a time.
 
-        Raises UsageError if it cannot be opened or has the jobs of an earlier version, CapacityError if the
-        cause may pass by itself: a server that is down, a full disk.
+        Raises UsageError if it cannot be opened, CapacityError if the cause may pass by itself: a server that
+        is down, a full disk.
         """
         try:
             engine = sa.create_engine(_address(url), pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
                 event.listen(engine, "connect", _configure_sqlite)
             try:
-                with _turn_to_open(engine.url):
-                    _create_tables(engine)
+                _create_tables(engine)
             except BaseException:
                 engine.dispose()
                 raise
             return cls(engine)
-        except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
-            cause = getattr(error, "orig", None) or error
-            passes = isinstance(error, sa.exc.OperationalError) and not _permanent(error)
+        except (sa.exc.SQLAlchemyError, ImportError) as error:
+            passes = isinstance(error, sa.exc.OperationalError) and not _error_name(
+                error
+            ).startswith(_PERMANENT)
             kind = CapacityError if passes else UsageError
+            cause = getattr(error, "orig", None) or error
             raise kind(f"the jobs' database cannot be opened: {cause}") from error
 
     @contextmanager
@@ -129,8 +129,7 @@ class Database:
     def lost(self, error: sa.exc.DBAPIError) -> bool:
         """Whether the error means that the database went away: the connection was cut, the server is down,
         or it is a replica that takes no writes yet."""
-        state = getattr(error.orig, "sqlstate", None) or ""
-        return error.connection_invalidated or state in _AWAY or not self.available()
+        return error.connection_invalidated or _error_name(error) in _AWAY or not self.available()
 
     def truncate_log(self) -> None:
         """Remove deleted rows from SQLite's write-ahead log too, once no reader uses it."""
@@ -156,103 +155,52 @@ def database_time(tx: Tx) -> float:
     return float(tx.exec_driver_sql(query).scalar_one())
 
 
-def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement[float]:
-    """A time for an update: `now`, or the latest of the row's times if the clock was set back since."""
-    latest = sa.func.greatest if tx.dialect.name == "postgresql" else sa.func.max
-    return latest(now, *(sa.func.coalesce(column, now) for column in columns))
-
-
 @contextmanager
 def database_disk_errors() -> Iterator[None]:
     """Raise disk errors of the database as OutputError, as `api.errors.disk_errors` does for files."""
     try:
         yield
     except sa.exc.DBAPIError as error:
-        code = _disk_error(error)
-        if code is None:
+        name = _error_name(error)
+        if name not in _FULL and not name.startswith(_UNWRITABLE):
             raise
+        code: Code = "storage_full" if name in _FULL else "unwritable_output"
         text = "the jobs' database cannot be written: free some space, or check its disk"
         raise OutputError(text, code=code) from error
 
 
-@contextmanager
-def _turn_to_open(url: sa.URL) -> Iterator[None]:
-    """Of several processes that open a new file of SQLite, one makes it and the others wait: switching it to
-    its write-ahead log does not wait by itself, and fails while another process does so."""
-    if url.get_backend_name() != "sqlite" or not url.database:
-        yield
-        return
-    with open(f"{url.database}-opening", "ab") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        yield
-
-
 def _create_tables(engine: sa.Engine) -> None:
-    """Create missing tables. Several processes may do so at once. Raises UsageError for the jobs of an
-    earlier version."""
+    """Create missing tables. Several processes may do so at once."""
     with engine.begin() as tx:
-        if engine.dialect.name == "sqlite":
-            tx.exec_driver_sql("BEGIN IMMEDIATE")  # as in `transaction`
-        elif engine.dialect.name == "postgresql":
+        if engine.dialect.name == "postgresql":
             lock = sa.func.pg_advisory_xact_lock(sa.func.hashtext("forescribe_tables"))
             tx.execute(sa.select(lock))
-        if sa.inspect(tx).has_table(EARLIER):
-            _drop_earlier(tx)
+        else:
+            tx.exec_driver_sql("BEGIN IMMEDIATE")  # as in `transaction`
         META.create_all(tx)
 
 
-def _drop_earlier(tx: Tx) -> None:
-    """Drop the tables of an earlier version, if there are no jobs in them. Raises UsageError."""
-    earlier = sa.MetaData()
-    earlier.reflect(tx, only=lambda name, _: name.startswith("forescribe_"))
-    if tx.execute(sa.select(earlier.tables["forescribe_jobs"].c.id).limit(1)).first():
-        raise UsageError(
-            "the jobs in this database were written by an earlier version of forescribe, which this one "
-            "does not read: let that version finish them, fetch their results and delete them, or give "
-            "another data_dir, or an empty database_url and another blobs_url"
-        )
-    earlier.drop_all(tx)
-
-
-def _disk_error(error: sa.exc.DBAPIError) -> Code | None:
-    name = _error_name(error)
-    if name in _FULL:
-        return "storage_full"
-    return "unwritable_output" if str(name).startswith(_UNWRITABLE) else None
-
-
-def _permanent(error: sa.exc.OperationalError) -> bool:
-    """Whether the error stays until the configuration changes: a wrong path, user or database name."""
-    return str(_error_name(error)).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "28", "3D"))
-
-
-def _error_name(error: sa.exc.DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
+def _error_name(error: sa.exc.DBAPIError) -> str:
+    """SQLite's name, or PostgreSQL's code."""
+    names = (getattr(error.orig, name, None) for name in ("sqlite_errorname", "sqlstate"))
+    return str(next(filter(None, names), ""))
 
 
 def _address(url: str) -> sa.URL:
     """The parts of a URL. Raises UsageError, without the part of a password such as `p@ss:word` that was
     taken for the server or its port."""
+    scheme, _, rest = url.partition("://")
+    if scheme in ("postgres", "postgresql"):  # SQLAlchemy's default is another driver
+        url = f"postgresql+psycopg://{rest}"
     with suppress(ValueError):
-        address = sa.make_url(_with_driver(url))
+        address = sa.make_url(url)
         if "@" not in (address.host or ""):
-            return _with_probes(address)
+            probes = PROBES if address.get_backend_name() == "postgresql" else {}
+            return address.set(query={**probes, **address.query})
     raise UsageError(
         "the jobs' database cannot be opened: the server or the port in database_url cannot be read; write "
         "`@`, `:` and `/` in its password as %40, %3A and %2F"
     )
-
-
-def _with_driver(url: str) -> str:
-    """Select the PostgreSQL driver that is installed; SQLAlchemy's default is another."""
-    scheme, _, rest = url.partition("://")
-    return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else url
-
-
-def _with_probes(address: sa.URL) -> sa.URL:
-    if address.get_backend_name() != "postgresql":
-        return address
-    return address.set(query={**PROBES, **address.query})
 
 
 def _configure_sqlite(connection: Any, record: object) -> None:
@@ -262,4 +210,3 @@ def _configure_sqlite(connection: Any, record: object) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")
-    connection.execute("PRAGMA foreign_keys=ON")

@@ -2,18 +2,13 @@
 
     files = DiskFiles(folder)                       # or ObjectFiles(store, folder, cache_bytes)
     name = files.put(job, "plan", b"...")           # "plan-<16 hexadecimal digits>", never used again
-    with files.held(job, name) as path: ...
+    with files.local(job, name).open("rb") as file: ...
     files.delete_all(job)
 
 A file is complete once `put` returns, and is never changed; a row says which one counts (`api.jobs.store`).
-What a process that died was writing is in no row, and leaves with its job. Each folder has a row from before
-its first file until after its last, so one without a row is nobody's. Methods that write raise OutputError
-for a disk, StorageError for object storage that refuses or does not answer; those that read raise
+What a process that died was writing is in no row, and leaves with its job. Methods that write raise
+OutputError for a disk, StorageError for object storage that refuses or does not answer; those that read raise
 FileNotFoundError and StorageError. Does not know what the files hold.
-
-Objects are copied for the decoders and for clients. Copies are bounded and fetched once for all who need them
-at a time. Those in use stay; others are removed, the longest unused first, when room is needed and after
-`IDLE_S`. If all copies are in use, the next one waits for room.
 """
 
 from __future__ import annotations
@@ -24,12 +19,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from forescribe.asr.errors import StorageError
 
@@ -44,8 +39,11 @@ JOBS = "jobs"
 IDENTITY = "identity"
 """The file whose content tells this place from others."""
 
-IDLE_S = 60.0
-"""How long a copy is kept after its last use: a browser plays a recording by many requests."""
+INCOMPLETE = "new-"
+"""How names begin of copies that are being fetched."""
+
+IDLE_S = 300.0
+"""How long a copy of an object is kept after its last use: a browser plays a recording by many requests."""
 
 
 class DiskFiles:
@@ -55,7 +53,7 @@ class DiskFiles:
         self.root = root
         with disk_errors():
             root.mkdir(parents=True, exist_ok=True)
-        self.place = f"folder:{self._identity()}"
+            self.place = f"folder:{self._identity()}"
         """Tells stores apart: processes with equal places see the same files."""
         self.requests: Mapping[str, int] = {}
         """Requests to object storage so far, by kind."""
@@ -88,11 +86,11 @@ class DiskFiles:
         """The bytes of a small file."""
         return (self.root / job / name).read_bytes()
 
-    def held(self, job: str, name: str) -> AbstractContextManager[Path]:
-        """A local file, which exists for the block, and for some time after it."""
+    def local(self, job: str, name: str) -> Path:
+        """A local file, to be opened at once."""
         path = self.root / job / name
         path.stat()
-        return nullcontext(path)
+        return path
 
     def delete(self, job: str, name: str) -> None:
         """Delete the file, if it exists."""
@@ -115,18 +113,17 @@ class DiskFiles:
         _probe(self.root)
 
     def trim(self, idle_s: float = IDLE_S) -> None:
-        """Remove local copies that nobody has used for so long; here there are none."""
+        """Remove copies of objects (`Copies`); here there are none."""
 
     def _identity(self) -> str:
         """The name of this folder, for all processes that share it."""
         path, new = self.root / IDENTITY, self.root / f"{IDENTITY}-{uuid4().hex}"
-        with disk_errors():
-            if not path.exists():
-                new.write_text(uuid4().hex)
-                with suppress(FileExistsError):
-                    os.link(new, path)  # complete, or not there; the first one stays
-                new.unlink()
-            return path.read_text()
+        if not path.exists():
+            new.write_text(uuid4().hex)
+            with suppress(FileExistsError):
+                os.link(new, path)  # complete, or not there; the first one stays
+            new.unlink()
+        return path.read_text()
 
 
 class ObjectFiles:
@@ -134,7 +131,7 @@ class ObjectFiles:
 
     Args:
         store: the objects below the service's prefix.
-        root: a local folder of this process alone, for copies.
+        root: a local folder, for copies.
         cache_bytes: of local copies.
     """
 
@@ -162,19 +159,17 @@ class ObjectFiles:
         with _missing():
             return self.objects.read(_key(job, name))
 
-    def held(self, job: str, name: str) -> AbstractContextManager[Path]:
-        key = _key(job, name)
-        return self.copies.held(
-            key, lambda: self.objects.head(key).size, lambda path: self.objects.fetch(key, path)
-        )
+    def local(self, job: str, name: str) -> Path:
+        with _missing():
+            return self.copies.copy(name, lambda path: self.objects.fetch(_key(job, name), path))
 
     def delete(self, job: str, name: str) -> None:
-        self.copies.drop(_key(job, name))
+        self.copies.drop(name)
         self.objects.delete(_key(job, name))
 
     def delete_all(self, job: str) -> None:
         for entry in self.objects.list(f"{JOBS}/{job}"):
-            self.copies.drop(entry.key)
+            self.copies.drop(entry.key.rpartition("/")[2])
             self.objects.delete(entry.key)
 
     def jobs(self) -> set[str]:
@@ -194,106 +189,45 @@ Files = DiskFiles | ObjectFiles
 
 
 class Copies:
-    """Copies in `folder`, which belongs to this object alone: files in it are removed at the start.
+    """Copies of objects in a folder, which several processes may use: a copy under its name is complete, and
+    whoever has opened it keeps it. Those that nobody has asked for since `IDLE_S` are removed, also what dead
+    processes left, and of all the longest unused where they are larger than `max_bytes`."""
 
-    Args:
-        max_bytes: of all copies together. One that is larger is fetched when no other is in use.
-    """
-
-    def __init__(
-        self, folder: Path, max_bytes: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.folder, self.max_bytes, self.clock = folder, max_bytes, clock
-        self._changed = threading.Condition()
-        self._copies: dict[str, _Copy] = {}
-        shutil.rmtree(folder, ignore_errors=True)
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self._fetching = WeakValueDictionary[str, threading.Lock]()
         folder.mkdir(parents=True, exist_ok=True)
 
-    @contextmanager
-    def held(
-        self, key: str, size: Callable[[], int], fetch: Callable[[Path], object]
-    ) -> Iterator[Path]:
-        """The copy of an object, which exists for the block. Raises FileNotFoundError, and what `size` and
-        `fetch` raise."""
-        with _missing():
-            copy = self._entered(key, size)
-            try:
-                with copy.fetching:
-                    if not copy.complete:
-                        fetch(copy.path)
-                        copy.complete = True
-            except BaseException:
-                self._leave(key, copy)
-                raise
-        try:
-            yield copy.path
-        finally:
-            self._leave(key, copy)
+    def copy(self, name: str, fetch: Callable[[Path], object]) -> Path:
+        """The copy of an object, whose name no other one has; it is fetched once for all who need it at a
+        time. Raises what `fetch` raises, which removes what is incomplete."""
+        path = self.folder / name
+        with self._fetching.setdefault(name, threading.Lock()):
+            with suppress(FileNotFoundError):
+                os.utime(path, (time.time(), path.stat().st_mtime))
+                return path
+            new = self.folder / f"{INCOMPLETE}{uuid4().hex}"
+            fetch(new)
+            os.replace(new, path)
+        self.trim()
+        return path
 
-    def trim(self, idle_s: float) -> None:
-        """Remove copies that nobody has used for so long."""
-        with self._changed:
-            oldest = self.clock() - idle_s
-            for key in self._idle():
-                if self._copies[key].used_s <= oldest:
-                    self._remove(key)
+    def trim(self, idle_s: float = IDLE_S) -> None:
+        """Remove what nobody has asked for since so long, and that for which there is no room."""
+        oldest, room, copies = time.time() - idle_s, self.max_bytes, list[tuple[float, int, Path]]()
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):
+                stat = path.stat()
+                copies.append((max(stat.st_atime, stat.st_mtime), stat.st_size, path))
+        for n, (used_at, size, path) in enumerate(sorted(copies, reverse=True)):
+            room -= size
+            idle, complete = used_at <= oldest, not path.name.startswith(INCOMPLETE)
+            if idle or (n and complete and room < 0):
+                path.unlink(missing_ok=True)
 
-    def drop(self, key: str) -> None:
-        """Remove the copy of an object that was deleted, at the end of its use."""
-        with self._changed:
-            copy = self._copies.get(key)
-            if copy is not None and not copy.users:
-                self._remove(key)
-            elif copy is not None:
-                copy.complete = False  # removed by its last user
-
-    def _entered(self, key: str, size: Callable[[], int]) -> _Copy:
-        with self._changed:
-            known = key in self._copies
-        needed = 0 if known else size()  # a request, so not under the lock
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._copies or self._has_room(needed))
-            if key not in self._copies:
-                self._copies[key] = _Copy(self.folder / uuid4().hex, needed)
-            self._copies[key].users += 1
-            return self._copies[key]
-
-    def _leave(self, key: str, copy: _Copy) -> None:
-        with self._changed:
-            copy.users -= 1
-            copy.used_s = self.clock()
-            if not copy.users and not copy.complete:
-                self._remove(key)
-            self._changed.notify_all()
-
-    def _has_room(self, size: int) -> bool:
-        """Whether a copy of this size fits in, once the longest unused copies are removed."""
-        for key in self._idle():
-            if self._bytes() + size <= self.max_bytes:
-                break
-            self._remove(key)
-        return not self._copies or self._bytes() + size <= self.max_bytes
-
-    def _idle(self) -> list[str]:
-        """Copies without a user, the longest unused first."""
-        idle = [key for key, copy in self._copies.items() if not copy.users]
-        return sorted(idle, key=lambda key: self._copies[key].used_s)
-
-    def _remove(self, key: str) -> None:
-        self._copies.pop(key).path.unlink(missing_ok=True)
-
-    def _bytes(self) -> int:
-        return sum(copy.size for copy in self._copies.values())
-
-
-@dataclass
-class _Copy:
-    path: Path
-    size: int
-    users: int = 0
-    used_s: float = 0.0
-    fetching: threading.Lock = field(default_factory=threading.Lock)
-    complete: bool = False
+    def drop(self, name: str) -> None:
+        """Remove the copy of an object that is deleted."""
+        (self.folder / name).unlink(missing_ok=True)
 
 
 def _new_name(role: str) -> str:

@@ -6,7 +6,7 @@
 
 A job of another owner is reported as unknown. Retention erases jobs, audio, keys and uploads that are older
 than the settings keep them; deletion on request uses the same `erase`. Does not know HTTP: routes use
-`submissions`, `operations` and `uploads`, from any thread that runs no event loop.
+`submissions`, `operations`, `corrected` and `uploads`, from any thread that runs no event loop.
 """
 
 from __future__ import annotations
@@ -15,19 +15,12 @@ import fcntl
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forescribe.asr.errors import (
-    AudioError,
-    CapacityError,
-    StorageError,
-    UsageError,
-    how_to_install,
-)
+from forescribe.asr.errors import CapacityError, StorageError, UsageError, how_to_install
 from forescribe.asr.formats.transcript import Transcript
 
 from ..access.outbound import networks
@@ -39,12 +32,11 @@ from ..telemetry import WHOLE_DATABASE
 from ..uploads import Uploads
 from .callbacks import JobMetrics, Webhooks
 from .corrections import CorrectedJobs, latest_version
-from .running import RELEASE_S, Outages, report_fault
 from .store import Store
 from .submissions import Submissions
 from .tables import Job, Kind, State
-from .walk import JobFiles, Walk
-from .worker import Worker, wait_until
+from .walk import RELEASE_S, Walk
+from .worker import Worker, repeat, wait_until
 
 if TYPE_CHECKING:
     from .files import ObjectFiles
@@ -76,7 +68,7 @@ ID = re.compile(r"job_[0-9a-f]{32}")
 
 
 class Jobs:
-    """The jobs of one database. Fault tests replace `files` and `walk`."""
+    """The jobs of one database. `lock` is held on its folder; fault tests replace `walk`."""
 
     def __init__(
         self,
@@ -85,28 +77,28 @@ class Jobs:
         store: Store,
         *,
         webhooks: Webhooks | None = None,
-        locks: Sequence[BinaryIO] = (),
-        files: type[JobFiles] = JobFiles,
+        lock: BinaryIO | None = None,
         walk: type[Walk] = Walk,
     ) -> None:
         self.settings, self.serving, self.store = settings, serving, store
-        self._locks = locks
+        self._lock = lock
         self.uploads = Uploads(settings.data_folder / "uploads", settings, store.now)
         metrics, self._stopping = JobMetrics(serving.metrics), threading.Event()
-        outages, made = Outages(settings, store, self._stopping), files(store)
         self.worker = Worker(
             store,
             serving,
-            walk(settings, serving, made, outages, metrics),
+            walk(settings, serving, store, metrics),
             webhooks or Webhooks(allowed=networks(settings.webhook_networks)),
-            outages,
             metrics,
+            self._stopping,
             concurrency=0 if settings.front_end else settings.job_concurrency,
         )
         self.submissions = Submissions(settings, serving, store, self.worker.wake)
-        self.operations = Operations(store, self.worker, made, metrics)
-        self.corrected = CorrectedJobs(store, made, self.operations.get, self.operations.transcript)
-        self._retention = threading.Thread(target=self._retain, name="retention", daemon=True)
+        self.operations = Operations(store, self.worker, metrics)
+        self.corrected = CorrectedJobs(store, self.operations.get, self.operations.transcript)
+        self._swept_s = -SWEEP_S
+        retention = "retention", self._retain, self._pause, self._stopping
+        self._retention = threading.Thread(target=repeat, args=retention, daemon=True)
         self._watch()
 
     @classmethod
@@ -115,19 +107,18 @@ class Jobs:
         use too. Raises UsageError, CapacityError."""
         folder = settings.made_data_folder()
         lock = (folder / "lock").open("ab")
-        locks: list[BinaryIO] = [lock]
-        alone = _locked(lock)
-        copies = folder
-        if settings.blobs_url is not None:  # copies of objects belong to one process
-            copies, own = _own_folder(folder)
-            locks.append(own)
-        store = open_store(settings, folder, copies)
-        jobs = cls(settings, serving, store, locks=locks, **given)
-        if alone:  # since the last process on this folder has ended
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True  # since the last process on this folder has ended
+        except OSError:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # the first one has made the database, and recovered
+            alone = False
+        jobs = cls(settings, serving, open_store(settings, folder), lock=lock, **given)
+        if alone:
             jobs.uploads.recover()
             if settings.database_url is None:
-                store.jobs.expire_leases()
-                store.sweep(older_s=0.0)
+                jobs.store.jobs.expire_leases()
+                jobs.store.sweep(older_s=0.0)
         fcntl.flock(lock, fcntl.LOCK_SH)
         return jobs
 
@@ -153,27 +144,21 @@ class Jobs:
         """Hand over, and release the database."""
         self.hand_over()
         self.store.close()
-        for lock in self._locks:
-            lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     # -- retention, in a thread of its own: deletions in object storage take long, and leases must not wait
 
+    def _pause(self) -> None:
+        self._stopping.wait(RETENTION_TICK_S)
+
     def _retain(self) -> None:
-        fault, swept_s = "", -SWEEP_S
-        while not self._stopping.is_set():
-            try:
-                self.store.files.trim()
-                self.uploads.expire(UPLOAD_KEPT_S)
-                self.erase_expired()
-                if time.monotonic() - swept_s >= SWEEP_S:
-                    swept_s = time.monotonic()
-                    self.store.sweep_files()
-                fault = ""
-            except Exception as error:  # the database or the disk may come back
-                if fault != type(error).__name__:  # log it once
-                    fault = type(error).__name__
-                    report_fault("retention", error)
-            self._stopping.wait(RETENTION_TICK_S)
+        self.store.files.trim()
+        self.uploads.expire(UPLOAD_KEPT_S)
+        self.erase_expired()
+        if time.monotonic() - self._swept_s >= SWEEP_S:
+            self._swept_s = time.monotonic()
+            self.store.sweep_files()
 
     def erase_expired(self) -> None:
         """Erase everything that is older than the settings keep it, and what dead processes have left. Each
@@ -181,39 +166,28 @@ class Jobs:
         now, settings, store = self.store.now(), self.settings, self.store
         store.sweep()
         for job in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
-            self.operations.files.drop(job.id, AUDIO)
+            store.drop(job.id, AUDIO)
         for job in store.jobs.ended_before(now - settings.result_retention_s):
             self.operations.erase(job.id)
         store.jobs.forget_keys(now - KEYS_KEPT_S)
 
     def _watch(self) -> None:
-        store, metrics, whole = self.store, self.serving.metrics, WHOLE_DATABASE
-        watch = metrics.watch
-        watch("jobs_open", f"Jobs queued or running, {whole}.", lambda: store.jobs.backlog()[0])
-        watch(
-            "jobs_audio_seconds",
-            f"Remaining audio of unfinished jobs, {whole}.",
-            lambda: store.jobs.backlog()[1],
-        )
-        watch("jobs_oldest_seconds", f"Age of the oldest unfinished job, {whole}.", self._oldest_s)
-        watch("disk_free_bytes", "Free space for audio and results.", lambda: store.files.free)
-        metrics.count(
-            "store_requests",
-            "Requests to object storage, repetitions included, by kind.",
-            "kind",
-            lambda: store.files.requests,
-        )
-
-    def _oldest_s(self) -> float:
-        oldest = self.store.jobs.oldest()
-        return 0.0 if oldest is None else max(0.0, self.store.now() - oldest)
+        rows, files, metrics = self.store.jobs, self.store.files, self.serving.metrics
+        watch, whole = metrics.watch, WHOLE_DATABASE
+        watch("jobs_open", f"Jobs queued or running, {whole}.", lambda: rows.backlog()[0])
+        text = f"Remaining audio of unfinished jobs, {whole}."
+        watch("jobs_audio_seconds", text, lambda: rows.backlog()[1])
+        watch("jobs_oldest_seconds", f"Age of the oldest unfinished job, {whole}.", rows.oldest_s)
+        watch("disk_free_bytes", "Free space for audio and results.", lambda: files.free)
+        text = "Requests to object storage, repetitions included, by kind."
+        metrics.count("store_requests", text, "kind", lambda: files.requests)
 
 
 class Operations:
     """What the routes do with jobs that were submitted before."""
 
-    def __init__(self, store: Store, worker: Worker, files: JobFiles, metrics: JobMetrics) -> None:
-        self.store, self.worker, self.files, self.metrics = store, worker, files, metrics
+    def __init__(self, store: Store, worker: Worker, metrics: JobMetrics) -> None:
+        self.store, self.worker, self.metrics = store, worker, metrics
 
     def get(self, id: str, owner: str) -> Job:
         """Raises ApiError `job_not_found`."""
@@ -228,20 +202,11 @@ class Operations:
         job = self.get(id, owner)
         if "result" in job.files:
             with suppress(FileNotFoundError):  # erased, or replaced by another run, meanwhile
-                return self.files.transcript(job)
-            return self.files.transcript(self.get(id, owner))
+                return Transcript.from_dict(self.store.read(job, "result"))
+            return Transcript.from_dict(self.store.read(self.get(id, owner), "result"))
         if job.ended:
             raise ApiError("not_found", f"the job is {job.state}: it has no result")
         raise ApiError("in_progress", f"the job is {job.state}", retry_after=5)
-
-    def audio(self, id: str, owner: str) -> Path:
-        """The file that was uploaded, to be opened at once. Raises ApiError `not_found` if it is not kept
-        any more."""
-        try:
-            with self.files.audio(self.get(id, owner)) as path:
-                return path
-        except (FileNotFoundError, AudioError):  # or deleted meanwhile
-            raise _no_audio() from None
 
     def rename(self, id: str, owner: str, name: str) -> Job:
         """Another name for the recording. Its ending stays, which says what is in the file. Raises ApiError
@@ -258,11 +223,11 @@ class Operations:
 
     def results(self, owner: str) -> Iterator[Job]:
         """The jobs that have succeeded, the latest first."""
-        place, more = None, True
+        last, more = None, True
         while more:
-            page, more = self.store.jobs.page(owner, PAGE, place, "succeeded")
+            page, more = self.store.jobs.page(owner, PAGE, last, "succeeded")
             yield from page
-            place = (page[-1].created_at, page[-1].id) if page else None
+            last = page[-1] if page else None
 
     def cancel(self, id: str, owner: str) -> Job:
         """End a job, whatever its work still does; a job that has ended stays as it is."""
@@ -310,7 +275,7 @@ class Operations:
             if job.state not in states:
                 raise ApiError("conflict", f"the job is {job.state}, not {' or '.join(states)}")
             if "audio" not in job.files:
-                raise _no_audio()
+                raise ApiError("not_found", "the job's audio is not kept any more")
             if latest_version(job):
                 text = "the text has corrections, which belong to its speakers: delete them first"
                 raise ApiError("conflict", f"{text} (DELETE /v1/jobs/{{id}}/corrections)")
@@ -320,12 +285,11 @@ class Operations:
         return queued
 
 
-def open_store(settings: Settings, folder: Path, copies: Path) -> Store:
-    """The job store of the settings, in the folder; copies of objects are in a folder of this process. Raises
-    UsageError, CapacityError."""
+def open_store(settings: Settings, folder: Path) -> Store:
+    """The job store of the settings, in the folder. Raises UsageError, CapacityError."""
     files = None
     if settings.blobs_url is not None:
-        files = open_objects(settings.blobs_url, copies, settings.blob_cache_bytes)
+        files = open_objects(settings.blobs_url, folder, settings.blob_cache_bytes)
     store = Store.open(folder, settings.database_url, files)
     if settings.database_url is not None and not store.database.belongs_to(store.files.place):
         raise UsageError(
@@ -356,30 +320,5 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectFiles:
     return files
 
 
-def _locked(file: BinaryIO) -> bool:
-    """Whether this process has locked a file, against all others."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _own_folder(folder: Path) -> tuple[Path, BinaryIO]:
-    """The first folder that no other process uses, and its lock."""
-    for n in count():
-        own = folder / "objects" if not n else folder / f"objects-{n}"
-        own.mkdir(exist_ok=True)
-        lock = (own / "lock").open("ab")
-        if _locked(lock):
-            return own, lock
-        lock.close()
-    raise AssertionError
-
-
 def _unknown() -> ApiError:
     return ApiError("job_not_found", "there is no such job")
-
-
-def _no_audio() -> ApiError:
-    return ApiError("not_found", "the job's audio is not kept any more")

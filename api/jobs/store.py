@@ -4,6 +4,7 @@
     with store.transaction() as tx:
         store.jobs.insert(tx, job)                      # a queued row is the queue
     job, _ = store.jobs.claim("process 1", beside=())   # the next one, for `LEASE_S` unless it is renewed
+    store.save(job.id, "plan", text, refer)             # a file, once its name is in the row
 
 A job that is worked on has a lease of its own: the process that claimed it, and until when. Leases and
 callbacks are measured by the database's clock, so no machine's clock matters. Every write of a run is bound
@@ -13,19 +14,21 @@ nothing. Does not know HTTP or what files hold.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
-from forescribe.asr.errors import OutputError, StorageError
+from forescribe.asr.errors import AudioError, OutputError, StorageError
 
-from .database import Database, Place, Tx, database_time, not_before
+from .database import Database, Tx, database_time
 from .files import DiskFiles, Files
 from .tables import (
     ENDED,
@@ -41,7 +44,6 @@ from .tables import (
     LogEntry,
     State,
     bounded,
-    bounded_options,
 )
 
 LEASE_S = 10.0
@@ -61,6 +63,8 @@ ORPHAN_S = 3600.0
 Lonely = Literal["lonely"]
 """The next job is to be done while its process does nothing else."""
 
+T = TypeVar("T")
+
 
 class Store:
     """The rows and the files of jobs.
@@ -68,6 +72,9 @@ class Store:
     Each folder of files has a row from before its first file until after its last: `reserve`, then the
     files, then `accept` in the transaction that inserts the job; `erase`, then `remove`. What a process left
     that died in between is swept. Acceptance and sweep write the same row, so the second one is refused.
+
+    A job's row names its files by their roles; reading raises FileNotFoundError where there is none (any
+    more).
     """
 
     def __init__(
@@ -102,6 +109,46 @@ class Store:
     def close(self) -> None:
         self.files.trim(0.0)
         self.database.close()
+
+    # -- files by their roles ---------------------------------------------------------------------
+
+    def read(self, job: Job, role: str) -> Any:
+        """The JSON of a role."""
+        if role not in job.files:
+            raise FileNotFoundError(f"the job has no {role}")
+        return json.loads(self.files.read(job.id, job.files[role]))
+
+    def audio(self, job: Job) -> Path:
+        """A local file with the audio, to be opened at once. Raises AudioError `missing_file` if it is not
+        kept any more."""
+        if "audio" not in job.files:
+            raise AudioError("the job's audio is not kept any more", code="missing_file")
+        return self.files.local(job.id, job.files["audio"])
+
+    def save(self, id: str, role: str, text: str, refer: Callable[[Tx, str], T]) -> T:
+        """Store a file, and have `refer` write its name into the job's row. If that raises, the file is
+        deleted: the run may be over because the job is being erased."""
+        name = self.files.put(id, role, text.encode())
+        try:
+            with self.transaction() as tx:
+                return refer(tx, name)
+        except BaseException:
+            with suppress(Exception):  # the database may be away, and may have the name: it stays
+                job = self.jobs.get(id)
+                if job is None or name not in job.files.values():
+                    self.files.delete(id, name)
+            raise
+
+    def drop(self, id: str, roles: re.Pattern[str]) -> None:
+        """Delete the files of some roles, and their names."""
+        with self.transaction() as tx:
+            job = self.jobs.locked(tx, id)
+            if job is None:
+                return
+            kept = {role: name for role, name in job.files.items() if not roles.fullmatch(role)}
+            self.jobs.update(tx, id, files=kept)
+        for name in set(job.files.values()) - set(kept.values()):
+            self.files.delete(id, name)
 
     # -- folders ----------------------------------------------------------------------------------
 
@@ -149,15 +196,14 @@ class Store:
         for id in doomed:
             self.remove(id)
 
-    def sweep_files(self) -> int:
-        """Delete folders that have no row, and return their number: a process was suspended over a file while
-        its job was erased, and died. Lists all files."""
+    def sweep_files(self) -> None:
+        """Delete folders that have no row: a process was suspended over a file while its job was erased, and
+        died. Lists all files."""
         listed = self.files.jobs()  # before the rows: a folder's row is there first
         with self.database.engine.connect() as tx:
             known = set(tx.execute(sa.select(FOLDERS.c.job)).scalars())
         for id in listed - known:
             self.files.delete_all(id)
-        return len(listed - known)
 
 
 class JobTable:
@@ -179,24 +225,25 @@ class JobTable:
         return self._first(sa.select(JOBS).where(JOBS.c.owner == owner, JOBS.c.key == key))
 
     def page(
-        self, owner: str, limit: int, after: Place | None = None, state: str | None = None
+        self, owner: str, limit: int, after: Job | None = None, state: str | None = None
     ) -> tuple[list[Job], bool]:
-        """Up to `limit` jobs, the latest first, behind a place; and whether there are more."""
+        """Up to `limit` jobs, the latest first, behind another one; and whether there are more."""
         query = sa.select(JOBS).where(JOBS.c.owner == owner)
         if state is not None:
             query = query.where(JOBS.c.state == state)
         order = (JOBS.c.created_at, JOBS.c.id)
         if after is not None:
-            query = query.where(sa.tuple_(*order) < sa.tuple_(*map(sa.literal, after)))
+            place = sa.literal(after.created_at), sa.literal(after.id)
+            query = query.where(sa.tuple_(*order) < sa.tuple_(*place))
         jobs = self._read(query.order_by(*(each.desc() for each in order)).limit(limit + 1))
         return jobs[:limit], len(jobs) > limit
 
-    def oldest(self) -> float | None:
-        """When the oldest unfinished job was created; None without one."""
+    def oldest_s(self) -> float:
+        """The age of the oldest unfinished job; 0 without one."""
         query = sa.select(sa.func.min(JOBS.c.created_at)).where(JOBS.c.state.in_(UNFINISHED))
         with self._database.engine.connect() as tx:
-            created_at: float | None = tx.execute(query).scalar_one()
-        return created_at
+            created_at = tx.execute(query).scalar_one()
+        return 0.0 if created_at is None else max(0.0, self._now() - created_at)
 
     def backlog(self, owner: str | None = None) -> tuple[int, float]:
         """The number of unfinished jobs, and their remaining seconds of audio."""
@@ -210,14 +257,14 @@ class JobTable:
         return count, seconds or 0.0
 
     def ended_before(self, when: float) -> list[Job]:
-        over = JOBS.c.state.in_(ENDED) & (JOBS.c.finished_at < when)
-        return self._read(sa.select(JOBS).where(over))
+        over = JOBS.c.state.in_(ENDED), JOBS.c.finished_at < when
+        return self._read(sa.select(JOBS).where(*over))
 
     def with_audio_succeeded_before(self, when: float) -> list[Job]:
         """Jobs that succeeded before `when` and still have their audio."""
-        over = (JOBS.c.state == "succeeded") & (JOBS.c.finished_at < when)
+        over = JOBS.c.state == "succeeded", JOBS.c.finished_at < when
         audio = sa.cast(JOBS.c.files, sa.String).contains('"audio":')
-        return self._read(sa.select(JOBS).where(over, audio))
+        return self._read(sa.select(JOBS).where(*over, audio))
 
     def entries(self, id: str, after: int = 0) -> list[LogEntry]:
         """The entries of a job's log numbered above `after`, in order."""
@@ -246,10 +293,9 @@ class JobTable:
         with self._database.transaction() as tx:
             now = database_time(tx)
             query = _claimable(now, beside, calm_s).with_for_update(skip_locked=True)
-            row = tx.execute(query).one_or_none()
-            if row is None:
+            job = _job(tx.execute(query))
+            if job is None:
                 return None
-            job = Job(**row._mapping)
             taken_over, deaths = job.claimed_by is not None, deaths_of(job)
             if deaths["deaths_alone"] >= len(ALONE_AFTER_S):
                 text = f"{sum(deaths.values())} processes died while they worked on this job"
@@ -258,10 +304,9 @@ class JobTable:
                 return "lonely"
             lease: dict[str, Any] = {"claimed_by": worker, "claimed_until": now + LEASE_S}
             self.update(tx, job.id, **lease, **deaths, risk=None)
-            if job.state == "running":
-                return self._required(tx, job.id), taken_over
-            started_at = not_before(tx, self._now(), JOBS.c.created_at)
-            return self._enter(tx, job.id, "running", started_at=started_at), taken_over
+            if job.state == "queued":
+                return self._enter(tx, job.id, "running", started_at=self._now()), taken_over
+            return self._required(tx, job.id), taken_over
 
     def renew(self, claim: Claim) -> bool:
         """Renew a job's lease; False if it has ended, or another process has it."""
@@ -309,7 +354,7 @@ class JobTable:
 
     def insert(self, tx: Tx, job: Job) -> Job:
         """Queue a new job, whose time of creation is now."""
-        job = replace(job, created_at=self._now(), options=bounded_options(job.options))
+        job = replace(job, created_at=self._now())
         tx.execute(sa.insert(JOBS).values(**asdict(job)))
         self._append(tx, job.id, "state", {"state": job.state})
         return job
@@ -320,11 +365,10 @@ class JobTable:
 
     def end(self, tx: Tx, id: str, state: State, error: tuple[str, str] | None = None) -> Job:
         """End the job; its callback is due. Only a new run opens it again."""
-        code, message = error or (None, None)
-        self.update(tx, id, error_code=code, error_message=message and bounded(message))
-        self.update(tx, id, claimed_by=None, claimed_until=None, risk=None, hook_at=None)
-        finished_at = not_before(tx, self._now(), JOBS.c.created_at, JOBS.c.started_at)
-        return self._enter(tx, id, state, finished_at=finished_at)
+        code, message = error or (None, "")
+        why = {"error_code": code, "error_message": bounded(message) or None}
+        free = dict.fromkeys(("claimed_by", "claimed_until", "risk", "hook_at"))
+        return self._enter(tx, id, state, finished_at=self._now(), **why, **free)
 
     def fail(self, tx: Tx, job: Job, code: str, message: str) -> Job:
         """End a job that has failed; if only its diarization has, it keeps its transcript."""
@@ -335,11 +379,11 @@ class JobTable:
         """Queue an ended job again."""
         assert job.ended
         self.forget_deaths(tx, job.id)
-        self.update(tx, job.id, error_code=None, error_message=None, options=dict(options))
         if job.hook_url is not None:
             self.update(tx, job.id, hook_state="pending", hook_tries=0)
-        values = {"run": job.run + 1, "kind": kind, "started_at": None, "finished_at": None}
-        return self._enter(tx, job.id, "queued", **values)
+        anew = dict.fromkeys(("error_code", "error_message", "started_at", "finished_at"))
+        anew |= {"run": job.run + 1, "kind": kind, "options": dict(options)}
+        return self._enter(tx, job.id, "queued", **anew)
 
     def forget_deaths(self, tx: Tx, id: str) -> None:
         """The job progresses: it did not cause them."""

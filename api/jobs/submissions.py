@@ -1,7 +1,7 @@
 """Submissions: a checked request and its audio become a durable job, at most once for each idempotency key.
 
     submissions.check_capacity(owner, keyed=True)      # before the audio is received
-    job = await submissions.accept(owner, form, Recording(file, label), key)
+    job = await submissions.accept(owner, form, file, label, key)
 
 A job that is returned is on disk: audio, queue entry and the form of `POST /v1/jobs` with every parameter.
 Does not know HTTP.
@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from uuid import uuid4
 
 from pydantic import ConfigDict, Field
@@ -32,7 +31,7 @@ from ..speech.serving import Serving
 from ..telemetry import place
 from .callbacks import check_secret
 from .store import Store
-from .tables import Job
+from .tables import Job, bounded
 
 SHOWN = (
     "model",
@@ -49,6 +48,9 @@ SHOWN = (
 MAX_URL, MAX_SECRET, MAX_UPLOAD_ID = 2048, 512, 64
 """Characters of what is stored in a job's row."""
 
+MAX_ITEMS = 20
+"""Elements of a list that the job's JSON repeats."""
+
 RETRY_S = 5
 """When a client whose first request is still in progress had better try again."""
 
@@ -57,11 +59,7 @@ class Submissions:
     """Accepts new jobs."""
 
     def __init__(
-        self,
-        settings: Settings,
-        serving: Serving,
-        store: Store,
-        wake: Callable[[], None],
+        self, settings: Settings, serving: Serving, store: Store, wake: Callable[[], None]
     ) -> None:
         self.settings, self.serving, self.store, self.wake = settings, serving, store, wake
         self.receiving: set[tuple[str, str]] = set()  # keys whose request is still being received
@@ -72,12 +70,10 @@ class Submissions:
         """Raises ApiError if no further job can be accepted from this owner now."""
         settings = self.settings
         self.check_room()
-        count, seconds = self.store.jobs.backlog()
-        if seconds >= settings.max_queued_jobs_s:
+        if self.store.jobs.backlog()[1] >= settings.max_queued_jobs_s:
             raise ApiError("overloaded", "the queue of jobs is full", retry_after=60)
-        if keyed:
-            count, _ = self.store.jobs.backlog(owner)
-        if keyed and count >= settings.max_jobs_per_key:
+        count = self.store.jobs.backlog(owner)[0] if keyed else 0
+        if count >= settings.max_jobs_per_key:
             text = f"this key has {count} unfinished jobs, its maximum"
             raise ApiError("rate_limited", text, retry_after=60)
 
@@ -104,79 +100,58 @@ class Submissions:
 
     # -- once it is received ----------------------------------------------------------------------
 
-    async def earlier(self, owner: str, form: JobForm, key: str | None) -> Job | None:
-        """The job that the same request with the same upload has created; the upload itself is gone.
-        Raises ApiError `idempotency_key_reused`."""
-        if key is None or form.upload_id is None:
-            return None
-        marked = key, fingerprint(form.upload_id, form.model_dump(mode="json"))
-        return await asyncio.to_thread(self.created_by, owner, marked)
+    def created_by(self, owner: str, key: Key | None) -> Job | None:
+        """The job that this key has created. Raises ApiError if it was used for another request."""
+        job = None if key is None else self.store.jobs.with_key(owner, key.name)
+        if job is not None and key is not None and job.fingerprint != key.fingerprint:
+            text = "this Idempotency-Key was used for another request before"
+            raise ApiError("idempotency_key_reused", text)
+        return job
 
-    async def accept(self, owner: str, form: JobForm, recording: Recording, key: str | None) -> Job:
-        """Decode the audio for its length, store it, and insert the job. Returns an earlier job if the key
-        says that the request is the same.
+    async def accept(
+        self, owner: str, form: JobForm, audio: BinaryIO, label: str | None, key: Key | None
+    ) -> Job:
+        """Decode the audio for its length, store it, and insert the job; `label` is the client's name for it.
+        Returns an earlier job of the same key.
 
         Raises ApiError for audio that cannot be decoded, is too long or exceeds a limit, and for a key
         that was used for another request; OutputError if the disk is full.
         """
-        fields, marked = form.model_dump(mode="json"), None
-        if key is not None:
-            audio = form.upload_id
-            if audio is None:
-                audio = await asyncio.to_thread(_hash, recording.file)
-            marked = key, fingerprint(audio, fields)
-            before = await asyncio.to_thread(self.created_by, owner, marked)
-            if before is not None:
-                return before
-        samples = await self.serving.decoded(recording.file)
+        samples = await self.serving.decoded(audio)
         samples.close()
         job = Job(
             id=f"job_{uuid4().hex}",
             owner=owner,
-            label=recording.label,
+            label=label,
             total_s=samples.duration_s,
             options=shown(form),
-            key=marked and marked[0],
-            fingerprint=marked and marked[1],
             trace=place(),
         )
+        if key is not None:
+            job.key, job.fingerprint = key
         if form.webhook_url is not None:
             job.hook_url, job.hook_secret = form.webhook_url, form.webhook_secret
             job.hook_state = "pending"
-        return await asyncio.to_thread(self.submit, job, fields, recording.file)
+        return await asyncio.to_thread(self.submit, job, form, audio, key)
 
-    def submit(self, job: Job, form: Mapping[str, Any], audio: BinaryIO) -> Job:
+    def submit(self, job: Job, form: JobForm, audio: BinaryIO, key: Key | None) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
-
-        Raises ApiError `idempotency_key_reused`, OutputError if the disk is full, IntegrityError if there is
-        a job with this id.
-        """
+        Raises as `accept` does."""
         store = self.store
         store.reserve(job.id)
         try:
-            text = json.dumps(form).encode()
-            for role, data in (("audio", audio), ("form", text)):
+            for role, data in (("audio", audio), ("form", form.model_dump_json().encode())):
                 job.files[role] = store.files.put(job.id, role, data)
             with store.transaction() as tx:
                 job = store.accept(tx, job)
         except BaseException as error:
             with suppress(Exception):  # the database may be away: it is swept later
                 store.discard(job.id)
-            before = None
-            if isinstance(error, IntegrityError) and job.key and job.fingerprint:
-                before = self.created_by(job.owner, (job.key, job.fingerprint))
+            before = self.created_by(job.owner, key) if isinstance(error, IntegrityError) else None
             if before is None:
                 raise
             return before
         self.wake()
-        return job
-
-    def created_by(self, owner: str, key: tuple[str, str]) -> Job | None:
-        """The job that this key has created. Raises ApiError if it was used for another request."""
-        job = self.store.jobs.with_key(owner, key[0])
-        if job is not None and job.fingerprint != key[1]:
-            text = "this Idempotency-Key was used for another request before"
-            raise ApiError("idempotency_key_reused", text)
         return job
 
 
@@ -202,12 +177,21 @@ class JobForm(TranscriptionForm):
         return self.diarize or self.diarized
 
 
-@dataclass(frozen=True)
-class Recording:
-    """The audio of a request, and the client's name for it."""
+class Key(NamedTuple):
+    """An Idempotency-Key, and the fingerprint of its request."""
 
-    file: BinaryIO
-    label: str | None
+    name: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, name: str, form: JobForm, file: BinaryIO | None) -> Key:
+        """The fingerprint is of the audio, or the name of its upload, and of all parameters."""
+        audio = form.upload_id
+        if audio is None and file is not None:
+            file.seek(0)
+            audio = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        fields = json.dumps(form.model_dump(mode="json"), sort_keys=True)
+        return cls(name, hashlib.sha256(f"{audio}\n{fields}".encode()).hexdigest())
 
 
 def check(form: JobForm, serving: Serving, settings: Settings) -> JobForm:
@@ -246,19 +230,17 @@ def transcription(form: JobForm, serving: Serving, settings: Settings) -> Option
 
 
 def shown(form: JobForm) -> dict[str, Any]:
-    """The part of the form that the job's JSON repeats, without empty fields."""
-    values = {name: getattr(form, name) for name in SHOWN}
-    return {name: value for name, value in values.items() if value not in (None, "", ())}
-
-
-def fingerprint(audio: str, form: Mapping[str, Any]) -> str:
-    """The hash of a request: of its audio's hash and its parameters."""
-    return hashlib.sha256(f"{audio}\n{json.dumps(form, sort_keys=True)}".encode()).hexdigest()
-
-
-def _hash(file: BinaryIO) -> str:
-    file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    """The part of the form that the job's JSON repeats, without empty fields; what is long is cut off."""
+    found: dict[str, Any] = {}
+    for name in SHOWN:
+        value = getattr(form, name)
+        if isinstance(value, str):
+            value = bounded(value)
+        elif isinstance(value, tuple):
+            value = [bounded(item) for item in value[:MAX_ITEMS]]
+        if value not in (None, "", []):
+            found[name] = value
+    return found
 
 
 def _check_callback(url: str, form: JobForm, settings: Settings) -> None:

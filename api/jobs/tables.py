@@ -5,7 +5,6 @@ Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -27,12 +26,6 @@ EntryKind = Literal["state", "progress", "segment"]
 
 MAX_TEXT = 1000
 """Characters of a text in a row: the message of an error, a prompt."""
-
-MAX_ITEMS = 20
-"""Elements of a list of a row's options."""
-
-EARLIER = "forescribe_refs"
-"""A table of earlier versions, whose jobs are not read."""
 
 
 class Row(MappedAsDataclass, DeclarativeBase, kw_only=True):
@@ -106,20 +99,18 @@ class Job(Row):
         wall_s = self.finished_at - self.started_at
         return round(self.total_s / wall_s, 2) if wall_s > 0 else None
 
-    def progress(self) -> dict[str, float]:
-        return {"done_s": round(self.done_s, 3), "total_s": round(self.total_s, 3)}
-
     def view(self) -> dict[str, Any]:
         """The job's JSON for clients."""
+        started_at, finished_at = self.started_at, self.finished_at
         body: dict[str, Any] = {
             "id": self.id,
             "object": "job",
             "state": self.state,
             "label": self.label,
             "created_at": int(self.created_at),
-            "started_at": None if self.started_at is None else int(self.started_at),
-            "finished_at": None if self.finished_at is None else int(self.finished_at),
-            "progress": self.progress(),
+            "started_at": started_at and int(started_at),
+            "finished_at": finished_at and int(finished_at),
+            "progress": {"done_s": round(self.done_s, 3), "total_s": round(self.total_s, 3)},
             "options": self.options,
             "error": None,
             "warnings": self.warnings,
@@ -173,19 +164,6 @@ class Claim:
     worker: str
 
 
-def bounded(text: str, most: int = MAX_TEXT) -> str:
+def bounded(text: str) -> str:
     """The text, cut off where it is too long for a row: lists of jobs repeat it at each poll."""
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
-def bounded_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with long texts and lists cut off."""
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, str):
-            return bounded(value)
-        if isinstance(value, (list, tuple)):
-            return [cut(item) for item in value[:MAX_ITEMS]]
-        return value
-
-    return {name: cut(value) for name, value in options.items()}
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

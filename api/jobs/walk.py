@@ -1,52 +1,49 @@
 """The walk of a job, from its audio to its result, and what happens when one of its steps fails.
 
+    run = Run(job, claim, serving, stopping)
     walk(run)        # the job has ended when it returns, unless the run was replaced or the process ends
 
 Each step looks in the row for what exists already and stores what it makes as a file that the row names
-(`JobFiles`), so a walk that was interrupted goes on from there, in whatever process. An error that may pass
-is retried here; one that stays fails the job, with a code. Does not know HTTP or who claims jobs.
+(`Store.save`), so a walk that was interrupted goes on from there, in whatever process. An error that may pass
+is retried here; one that stays fails the job, with a code. A database or object storage that is away and a
+disk that is full are waited for: no job's fault, and no attempt of it. Does not know HTTP or who claims jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
+import logging
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forescribe.asr.errors import AudioError, ForescribeError, StorageError
+from sqlalchemy.exc import DBAPIError
+
+from forescribe.asr.errors import ForescribeError, StorageError
 from forescribe.asr.formats.transcript import Transcript
 
 from ..errors import ApiError
 from ..settings import Settings
 from ..speech.decoding import Decoding
 from ..speech.serving import NAME, Serving
-from ..telemetry import place
+from ..telemetry import place, place_of
 from .callbacks import JobMetrics
 from .database import Tx
-from .running import (
-    POLL_S,
-    Outages,
-    Run,
-    RunReplaced,
-    Stopping,
-    report_fault,
-)
 from .store import Store
 from .submissions import JobForm, transcription
 from .tables import Claim, Job
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
+    from forescribe.asr.decode.driver import Session
     from forescribe.asr.decode.options import Options
-    from forescribe.asr.decode.planned import Group
     from forescribe.asr.segment.cut_plan import Plan
     from forescribe.asr.segment.windows import Samples
     from forescribe.diarize.known_speakers import KnownSpeaker
@@ -58,7 +55,35 @@ PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
 TEMPORARY = frozenset({"internal_error", "overloaded", "unwritable_output", "storage_full"})
 """Codes of errors that may pass."""
 
+POLL_S = 0.1
+"""How often a job that waits for the engine looks whether it goes on."""
+
+RELEASE_S = 10.0
+"""How long to wait for the engine's round and the reader's block in which a recording is cancelled."""
+
+STORAGE = frozenset({"storage_full", "unwritable_output"})
+AWAY = frozenset({"storage_unavailable", "storage_denied"})
+"""Codes of object storage that does not answer, throttles, or does not accept the credentials (any more)."""
+
+MIN_FREE_BYTES = 4 << 20
+"""With less a disk counts as full, whatever the settings say."""
+
+AWAY_S = 1.0
+"""Seconds between checks of a database or a disk that is away."""
+
+log = logging.getLogger("forescribe.api")
+
 T = TypeVar("T")
+
+
+class Stopping(BaseException):
+    """The process is ending: the next one continues the job. No Exception, so that code which handles errors
+    lets it pass."""
+
+
+class RunReplaced(BaseException):
+    """The run is not the job's current one, or another process has it: its results are dropped. No Exception
+    either."""
 
 
 class Failed(Exception):
@@ -68,23 +93,77 @@ class Failed(Exception):
         self.error = error
 
 
+class Run:
+    """A job that this process works on. Only `abandon` is for other threads than the job's own."""
+
+    def __init__(self, job: Job, claim: Claim, serving: Serving, stopping: threading.Event) -> None:
+        self.job, self.claim = job, claim
+        self.serving, self.stopping = serving, stopping
+        self.alone = False
+        """Whether this process has nothing else in hand, until the job progresses."""
+        self.samples: DecodedFile | None = None
+        self.groups: Decoding | None = None
+        self._abandoned = False
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    def check(self) -> None:
+        """Raises Stopping or RunReplaced if the job is not to be continued."""
+        if self.stopping.is_set():
+            raise Stopping
+        if self._abandoned:
+            raise RunReplaced
+
+    def pause(self, seconds: float) -> None:
+        """Raises as `check` does."""
+        self.stopping.wait(seconds)
+        self.check()
+
+    def session(self) -> Session:
+        """The session, once the model is loaded. If the engine is broken, waits for the end of the process,
+        because the next one continues. Raises Stopping if there will be no session."""
+        serving, life = self.serving, self.serving.life
+        while life.state in ("loading", "broken", "failed") or (
+            life.open and serving.session is None and serving.idle.unloaded
+        ):
+            serving.idle.want()
+            self.pause(POLL_S)
+        session = serving.session
+        if not life.open or session is None:
+            raise Stopping
+        return session
+
+    def release(self) -> None:
+        """Free the job's slots in the session and its samples."""
+        groups, self.groups = self.groups, None
+        if groups is not None:
+            groups.cancel(RunReplaced())
+            groups.wait_until_released(RELEASE_S)
+        samples, self.samples = self.samples, None
+        if samples is not None:
+            samples.close()
+
+    def abandon(self, reason: type[BaseException] = RunReplaced) -> None:
+        """End the work on the job, and free its slots before the engine's next round."""
+        self._abandoned, groups = True, self.groups
+        if groups is not None:
+            groups.cancel(reason())
+
+
 class Walk:
     """Does the steps of jobs, each as often as its errors allow."""
 
     def __init__(
-        self,
-        settings: Settings,
-        serving: Serving,
-        files: JobFiles,
-        outages: Outages,
-        metrics: JobMetrics,
+        self, settings: Settings, serving: Serving, store: Store, metrics: JobMetrics
     ) -> None:
-        self.settings, self.serving, self.files = settings, serving, files
-        self.store, self.outages, self.metrics = files.store, outages, metrics
+        self.settings, self.serving, self.store = settings, serving, store
+        self.metrics = metrics
         self._retrying = threading.Lock()
 
     def __call__(self, run: Run) -> None:
-        """The job from its audio to its result. Raises Stopping, RunReplaced."""
+        """Raises RunReplaced, Stopping, and what the database raises if it refuses the end."""
         with self.serving.idle.hold():
             try:
                 if run.job.kind == "transcribe":
@@ -95,8 +174,7 @@ class Walk:
                 self.attempt("diarize", run, self.diarize)
                 self.attempt("finish", run, self.finish)
             except Failed as failed:
-                error = failed.error
-                self.outages.insist(lambda: self.fail(run, error))
+                self.attempt("fail", run, partial(self.fail, error=failed.error))
             finally:
                 run.release()
 
@@ -108,7 +186,7 @@ class Walk:
             self.samples(run)
             self.enter(run)
             self.save(run, "plan", self.new_plan(run).to_dict())
-        return self.files.plan(run.job)
+        return self.stored_plan(run)
 
     def group(self, run: Run, k: int) -> None:
         """Store group `k` once it is decoded; if this process decodes nothing of the job yet, decoding goes
@@ -116,7 +194,7 @@ class Walk:
         if f"group-{k}" in run.job.files:
             return
         group = self.groups(run).wait_for(k)
-        done_s = self.files.plan(run.job).until_s(k)
+        done_s = self.stored_plan(run).until_s(k)
 
         def log(tx: Tx, name: str) -> None:
             self.store.jobs.set_progress(tx, run.id, done_s)
@@ -138,45 +216,52 @@ class Walk:
 
     def diarize(self, run: Run) -> None:
         """Store the result: the transcript, with speakers if they were requested."""
-        form, anew = self.files.form(run.job), run.job.kind == "diarize"
-        if not anew and "result" in run.job.files:
+        form, anew = self.form(run), run.job.kind == "diarize"
+        before = run.job.files.get("result")
+        if before is not None and not anew:
             return
-        spoken = self.files.transcript(run.job, "spoken")
+        transcript = Transcript.from_dict(self.store.read(run.job, "spoken"))
         if anew or form.speakers:
             self.samples(run)
             self.enter(run)
-            spoken = self.with_speakers(run, spoken, form)
-        before = run.job.files.get("result")
-        self.save_transcript(run, "result", spoken)
+            transcript = self.with_speakers(run, transcript, form)
+        self.save_transcript(run, "result", transcript)
         if before is not None:
             with suppress(StorageError):  # otherwise it leaves with the job
                 self.store.files.delete(run.id, before)
 
     def finish(self, run: Run) -> None:
         with self.store.transaction() as tx:
-            job = self.files.held(tx, run.claim)
-            self.store.jobs.set_progress(tx, run.id, job.total_s)
+            self.store.jobs.set_progress(tx, run.id, self.held(tx, run).total_s)
             ended = self.store.jobs.end(tx, run.id, "succeeded")
         self.metrics.ended(ended)
 
     def fail(self, run: Run, error: ApiError) -> None:
         with self.store.transaction() as tx:
-            job = self.files.held(tx, run.claim)
-            ended = self.store.jobs.fail(tx, job, error.code, error.message)
+            ended = self.store.jobs.fail(tx, self.held(tx, run), error.code, error.message)
         self.metrics.ended(ended)
+
+    # -- its row and its files --------------------------------------------------------------------
+
+    def held(self, tx: Tx, run: Run) -> Job:
+        """The job, locked, which the run may write to. Raises RunReplaced."""
+        job = self.store.jobs.held(tx, run.claim)
+        if job is None:
+            raise RunReplaced
+        return job
+
+    def current(self, run: Run, **values: Any) -> Job:
+        """The job's row, in which some values are replaced."""
+        with self.store.transaction() as tx:
+            job = self.held(tx, run)
+            if values:
+                self.store.jobs.update(tx, run.id, **values)
+            return job
 
     def enter(self, run: Run) -> None:
         """From here on a death of the process is counted, until the job progresses or is given back: voice
         activity detection, the engine and the diarizer can take it down."""
         self.current(run, risk="alone" if run.alone else "beside")
-
-    def current(self, run: Run, **values: Any) -> Job:
-        """The job's row, in which some values are replaced."""
-        with self.store.transaction() as tx:
-            job = self.files.held(tx, run.claim)
-            if values:
-                self.store.jobs.update(tx, run.id, **values)
-            return job
 
     def save(
         self,
@@ -188,13 +273,13 @@ class Walk:
         """Store data as the file of a role. `also` is done in the same transaction, with its name."""
 
         def refer(tx: Tx, name: str) -> Job:
-            job = self.files.held(tx, run.claim)
+            job = self.held(tx, run)
             self.store.jobs.update(tx, run.id, files={**job.files, role: name})
             self.store.jobs.forget_deaths(tx, run.id)
             also(tx, name)
-            return self.files.held(tx, run.claim)
+            return self.held(tx, run)
 
-        run.job = self.files.save(run.id, role, json.dumps(data), refer)
+        run.job = self.store.save(run.id, role, json.dumps(data), refer)
         run.alone = False
 
     def save_transcript(self, run: Run, role: str, transcript: Transcript) -> None:
@@ -202,13 +287,21 @@ class Walk:
         data, update = transcript.to_dict(), self.store.jobs.update
         self.save(run, role, data, lambda tx, _: update(tx, run.id, warnings=data["warnings"]))
 
-    # -- what they are made of --------------------------------------------------------------------
+    def form(self, run: Run) -> JobForm:
+        return JobForm.model_validate(self.store.read(run.job, "form"))
+
+    def stored_plan(self, run: Run) -> Plan:
+        from forescribe.asr.segment.cut_plan import Plan
+
+        return Plan.from_dict(self.store.read(run.job, "plan"))
+
+    # -- what the steps are made of ---------------------------------------------------------------
 
     def samples(self, run: Run) -> DecodedFile:
         """The decoded samples of a job, kept until `run.release`. Raises Stopping if there is no session."""
         if run.samples is None:
             run.session()  # decoding while a model is still loading would slow both
-            with self.files.audio(run.job) as path, path.open("rb") as file:
+            with self.store.audio(run.job).open("rb") as file:
                 run.samples = asyncio.run(self.serving.decoded(file))
         return run.samples
 
@@ -235,17 +328,18 @@ class Walk:
     def submit(self, run: Run) -> Decoding:
         """Queue the recording by its plan, after the groups that are kept. Raises CapacityError if the
         session is closed."""
-        from forescribe.asr.decode.planned import planned
+        from forescribe.asr.decode.planned import Group, planned
 
-        session, phases = run.session(), self.serving.tracing.phases()
+        job, session, phases = run.job, run.session(), self.serving.tracing.phases()
+        kept = takewhile(job.files.__contains__, (f"group-{k}" for k in count()))
         decoding = Decoding(phases=phases)
         submission = planned(
             session.context,
             self.samples(run),
             self.options(run),
             decoding,
-            plan=self.files.plan(run.job),
-            kept=self.files.groups(run.job),
+            plan=self.stored_plan(run),
+            kept=[Group.from_dict(self.store.read(job, role)) for role in kept],
             grouped=decoding.grouped,
             arrived_s=session.clock(),
             name=NAME,
@@ -256,7 +350,7 @@ class Walk:
         return decoding
 
     def options(self, run: Run) -> Options:
-        return transcription(self.files.form(run.job), self.serving, self.settings)
+        return transcription(self.form(run), self.serving, self.settings)
 
     def with_speakers(self, run: Run, transcript: Transcript, form: JobForm) -> Transcript:
         from forescribe.asr.audio.reading import open_audio
@@ -297,9 +391,11 @@ class Walk:
             except Exception as error:
                 again = True
                 self.rest(run)
-                if self.outages.caused(error):
+                if self.outage(error):
                     report_fault(name, error)
-                    self.outages.wait(run.check)
+                    run.pause(AWAY_S)
+                    while not self.writable():
+                        run.pause(AWAY_S)
                     continue
                 failure = _failure(name, error)
             if run.stopping.is_set() or self.serving.life.leaving:
@@ -317,6 +413,21 @@ class Walk:
         with suppress(Exception):  # the database may be away
             self.current(run, risk=None)
 
+    def outage(self, error: Exception) -> bool:
+        """Whether a database or object storage is away, or a disk is full or read-only."""
+        if isinstance(error, DBAPIError):
+            return self.store.database.lost(error)
+        code = error.code if isinstance(error, (ForescribeError, ApiError)) else None
+        return code in AWAY or (code in STORAGE and not self.writable())
+
+    def writable(self) -> bool:
+        minimum = max(self.settings.min_free_bytes, MIN_FREE_BYTES)
+        return (
+            self.store.files.free >= minimum
+            and shutil.disk_usage(tempfile.gettempdir()).free >= MIN_FREE_BYTES
+            and self.store.writable()
+        )
+
     @contextmanager
     def _one_at_a_time(self, run: Run) -> Iterator[None]:
         """A fault of the engine ends everything in it. Jobs are retried one at a time, so that a job that
@@ -329,6 +440,12 @@ class Walk:
             self._retrying.release()
 
 
+def report_fault(where: str, error: Exception) -> None:
+    """Log the type and the place of an error. Its message may contain text of a transcript."""
+    entry = {"event": "job_fault", "in": where, "error": type(error).__name__}
+    log.error(json.dumps({**entry, "place": place_of(error)}))
+
+
 def _failure(name: str, error: Exception) -> ApiError:
     """What a job says that fails with an error."""
     if isinstance(error, ApiError):
@@ -336,9 +453,7 @@ def _failure(name: str, error: Exception) -> ApiError:
     if isinstance(error, ForescribeError):
         return ApiError.of(error)
     report_fault(name, error)
-    failure = ApiError("internal_error", "the server failed")
-    failure.__cause__ = error
-    return failure
+    return ApiError("internal_error", "the server failed")
 
 
 def _checked(blocks: Iterator[Samples], check: Callable[[], None]) -> Iterator[Samples]:
@@ -346,86 +461,3 @@ def _checked(blocks: Iterator[Samples], check: Callable[[], None]) -> Iterator[S
     for block in blocks:
         check()
         yield block
-
-
-class JobFiles:
-    """Reads and writes the files of jobs by their roles. Reading raises FileNotFoundError where there is none
-    (any more).
-
-        form = files.form(job)
-        files.save(job.id, "plan", text, refer)
-    """
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    # -- reading ----------------------------------------------------------------------------------
-
-    def form(self, job: Job) -> JobForm:
-        return JobForm.model_validate(self._role(job, "form"))
-
-    @contextmanager
-    def audio(self, job: Job) -> Iterator[Path]:
-        """A local file with the audio, which exists for the block. Raises AudioError `missing_file` if it is
-        not kept any more."""
-        if "audio" not in job.files:
-            raise AudioError("the job's audio is not kept any more", code="missing_file")
-        with self.store.files.held(job.id, job.files["audio"]) as path:
-            yield path
-
-    def plan(self, job: Job) -> Plan:
-        from forescribe.asr.segment.cut_plan import Plan
-
-        return Plan.from_dict(self._role(job, "plan"))
-
-    def groups(self, job: Job) -> list[Group]:
-        """The decoded groups, in order."""
-        from forescribe.asr.decode.planned import Group
-
-        roles = takewhile(job.files.__contains__, (f"group-{k}" for k in count()))
-        return [Group.from_dict(self._role(job, role)) for role in roles]
-
-    def transcript(self, job: Job, role: str = "result") -> Transcript:
-        return Transcript.from_dict(self._role(job, role))
-
-    def json(self, job: str, name: str) -> Any:
-        return json.loads(self.store.files.read(job, name))
-
-    def _role(self, job: Job, role: str) -> Any:
-        if role not in job.files:
-            raise FileNotFoundError(f"the job has no {role}")
-        return self.json(job.id, job.files[role])
-
-    # -- writing ----------------------------------------------------------------------------------
-
-    def save(self, id: str, role: str, text: str, refer: Callable[[Tx, str], T]) -> T:
-        """Store a file, and have `refer` write its name into the job's row. If that raises, the file is
-        deleted: the run may be over because the job is being erased."""
-        name = self.store.files.put(id, role, text.encode())
-        try:
-            with self.store.transaction() as tx:
-                return refer(tx, name)
-        except BaseException:
-            with suppress(Exception):  # the database may be away, and may have the name: it stays
-                job = self.store.jobs.get(id)
-                if job is None or name not in job.files.values():
-                    self.store.files.delete(id, name)
-            raise
-
-    def drop(self, id: str, roles: re.Pattern[str]) -> None:
-        """Delete the files of some roles, and their names."""
-        with self.store.transaction() as tx:
-            job = self.store.jobs.locked(tx, id)
-            if job is None:
-                return
-            kept = {role: name for role, name in job.files.items() if not roles.fullmatch(role)}
-            self.store.jobs.update(tx, id, files=kept)
-        for name in set(job.files.values()) - set(kept.values()):
-            self.store.files.delete(id, name)
-
-    def held(self, tx: Tx, claim: Claim) -> Job:
-        """The job, locked, which the claim may write to. Raises RunReplaced."""
-        job = self.store.jobs.held(tx, claim)
-        if job is None:
-            raise RunReplaced
-        return job

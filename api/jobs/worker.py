@@ -1,18 +1,15 @@
 """The threads that take jobs and callbacks from the queue, and keep their leases.
 
-    worker = Worker(store, serving, walk, webhooks, outages, metrics, concurrency=4)
+    worker = Worker(store, serving, walk, webhooks, metrics, stopping, concurrency=4)
     worker.start()
     worker.wake()                # something was queued
     worker.stop()                # the next process goes on at once
 
-A process claims a job for some seconds. Each job has a thread that renews its lease while another one works
-on it, so a job whose work has broken off is free soon, whatever its process does beside it. A job whose lease
-is over has lost its process, and whoever comes first takes it. If it was at work that can take a process
-down, that counts as a death until the job progresses. Machines go away too, so the first two say little:
-after them the job is done by a process that has been well for a while and has nothing else in hand, neither
-jobs nor uploads, and only deaths of such processes count against it: it fails at the second, with the code
-`crashed`. A process that was away itself (suspended, without its database) first waits for others to renew.
-Leases are renewed only while the engine is well: of a broken one, others take the work.
+Each job has a thread that renews its lease while another one works on it, so a job whose work has broken off
+is free soon, whatever its process does beside it. A job that two processes died over is done by one that has
+been well for a while and has nothing else in hand (docs/development/job-durability.md). A process that was
+away itself (suspended, without its database) first waits for others to renew. Leases are renewed only while
+the engine is well: of a broken one, others take the work.
 """
 
 from __future__ import annotations
@@ -29,10 +26,9 @@ from uuid import uuid4
 
 from ..speech.serving import Serving
 from .callbacks import JobMetrics, Webhooks
-from .running import RELEASE_S, Outages, Run, RunReplaced, Stopping, report_fault
 from .store import BESIDE, LEASE_S, Store
 from .tables import Claim, Job
-from .walk import Walk
+from .walk import RELEASE_S, Run, RunReplaced, Stopping, Walk, report_fault
 
 POLL_S = 0.2
 """Between two looks at the queue: other processes write to it too, so there is no notification."""
@@ -57,25 +53,24 @@ class Worker:
         serving: Serving,
         walk: Walk,
         webhooks: Webhooks,
-        outages: Outages,
         metrics: JobMetrics,
+        stopping: threading.Event,
         *,
         concurrency: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store, self.serving, self.walk = store, serving, walk
-        self.webhooks, self.outages, self.metrics = webhooks, outages, metrics
+        self.webhooks, self.metrics, self.stopping = webhooks, metrics, stopping
         self.concurrency, self.clock = concurrency, clock
         self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
-        self.stopping = outages.stopping
-        self._lock = threading.Lock()
-        self._runs: dict[str, Run] = {}  # the jobs in progress, by id
-        self._calling = threading.BoundedSemaphore(CALLBACKS)
+        self._runs: dict[str, Run] = {}  # the jobs in progress, by id; each access is atomic
+        self._calling = set[str]()  # jobs whose callbacks are being made
         self._callers = ThreadPoolExecutor(CALLBACKS, thread_name_prefix="callback")
         self._woken = threading.Event()
         self._ticked_s = self._well_since_s = -LEASE_S
         self._asked_s = -math.inf
-        self._thread = threading.Thread(target=self._repeat, name="jobs", daemon=True)
+        queue = "queue", self.tick, self._pause, self.stopping
+        self._thread = threading.Thread(target=repeat, args=queue, name="jobs", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -86,23 +81,19 @@ class Worker:
 
     def abandon(self, id: str) -> None:
         """End the work on a job, if it is in progress here."""
-        with self._lock:
-            run = self._runs.get(id)
+        run = self._runs.get(id)
         if run is not None:
             run.abandon()
 
     def running(self) -> frozenset[str]:
         """The ids of the jobs in progress in this process."""
-        with self._lock:
-            return frozenset(self._runs)
+        return frozenset(self._runs.copy())
 
     def stop(self) -> None:
         """Interrupt the work in progress, and leave it to the next process."""
         self.stopping.set()
         self.wake()
-        with self._lock:
-            runs = list(self._runs.values())
-        for run in runs:
+        for run in self._runs.copy().values():
             run.abandon(Stopping)
         wait_until(lambda: not self.running(), RELEASE_S)
         if self._thread.is_alive():
@@ -111,18 +102,9 @@ class Worker:
 
     # -- the thread that claims -------------------------------------------------------------------
 
-    def _repeat(self) -> None:
-        fault = ""
-        while not self.stopping.is_set():
-            self._woken.clear()
-            try:
-                self.tick()
-                fault = ""
-            except Exception as error:  # the database may come back
-                if fault != type(error).__name__:  # log it once
-                    fault = type(error).__name__
-                    report_fault("queue", error)
-            self._woken.wait(POLL_S)
+    def _pause(self) -> None:
+        self._woken.wait(POLL_S)
+        self._woken.clear()
 
     def tick(self) -> None:
         """Deliver callbacks that are due, and claim jobs."""
@@ -138,8 +120,7 @@ class Worker:
 
     def _claim_next(self, now: float) -> bool:
         """Begin with the next job, if there is one and room for it."""
-        with self._lock:
-            runs = dict(self._runs)
+        runs = self._runs.copy()
         if any(run.alone for run in runs.values()):
             return False
         admission = self.serving.admission
@@ -170,8 +151,7 @@ class Worker:
         run.alone = job.deaths_beside >= BESIDE
         if not run.alone:
             admission.let_in()
-        with self._lock:
-            self._runs[job.id] = run
+        self._runs[job.id] = run
         threading.Thread(target=self._do, args=(run,), name="job", daemon=True).start()
         return True
 
@@ -197,8 +177,7 @@ class Worker:
                 if work.is_alive() and not self._renewed(run):
                     run.abandon()
         finally:
-            with self._lock:
-                del self._runs[run.id]
+            del self._runs[run.id]
             self.wake()
 
     def _renewed(self, run: Run) -> bool:
@@ -224,32 +203,45 @@ class Worker:
     # -- callbacks --------------------------------------------------------------------------------
 
     def _call_back(self) -> None:
-        while self._calling.acquire(blocking=False):
-            job = None
-            try:
-                job = self.store.jobs.claim_callback(self.webhooks.timeout_s + LEASE_S)
-            finally:
-                if job is None:
-                    self._calling.release()
+        while len(self._calling) < CALLBACKS:
+            job = self.store.jobs.claim_callback(self.webhooks.timeout_s + LEASE_S)
             if job is None:
                 return
+            self._calling.add(job.id)
             self._callers.submit(self._deliver, job)
 
     def _deliver(self, job: Job) -> None:
-        """Make one delivery attempt; if it fails, the next one is due later."""
+        """Make one delivery attempt; if it fails, the next one is due later. If its result cannot be
+        recorded, the attempt is made again."""
         try:
             answer = self.webhooks.deliver(job)
             wait_s = self.webhooks.wait_s(job.hook_tries + 1) if answer == "failed" else None
             self.metrics.tries.labels(answer).inc()
             state = answer if wait_s is None else "pending"
-            record = self.store.jobs.set_callback
-            self.outages.insist(lambda: record(job, state, wait_s or 0.0))
-        except Stopping:
-            pass
+            self.store.jobs.set_callback(job, state, wait_s or 0.0)
         except Exception as error:
             report_fault("callback", error)
         finally:
-            self._calling.release()
+            self._calling.discard(job.id)
+
+
+def repeat(
+    where: str,
+    act: Callable[[], object],
+    pause: Callable[[], object],
+    stopping: threading.Event,
+) -> None:
+    """Act and pause until the process ends. What fails may come back, so its fault is logged once."""
+    fault: type[Exception] | None = None
+    while not stopping.is_set():
+        try:
+            act()
+            fault = None
+        except Exception as error:
+            if fault is not type(error):
+                fault = type(error)
+                report_fault(where, error)
+        pause()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:

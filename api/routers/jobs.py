@@ -18,18 +18,18 @@ import json
 import mimetypes
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import chain, count
-from typing import IO, Annotated, Any, Literal, cast
+from typing import IO, Annotated, Any, BinaryIO, Literal, cast
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from forescribe.asr.errors import OutputError
+from forescribe.asr.errors import AudioError, OutputError
 from forescribe.asr.formats import files
-from forescribe.asr.formats.subtitles import LineRules
+from forescribe.asr.formats.subtitles import PLAIN, LineRules
 from forescribe.asr.formats.transcript import Transcript
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part, reserve
@@ -48,12 +48,11 @@ from ..http.bodies import (
 )
 from ..http.openapi import form_body, json_body
 from ..jobs.corrections import MAX_BYTES, CorrectedJobs, Corrections, Version
-from ..jobs.database import Place
 from ..jobs.service import MAX_LABEL_LENGTH, Jobs, Operations
 from ..jobs.store import Store
-from ..jobs.submissions import RETRY_S, JobForm, Recording, check
+from ..jobs.submissions import RETRY_S, JobForm, Key, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
-from ..speech.answers import FILES, PING, PING_S, EventStream, answer
+from ..speech.answers import PING, PING_S, EventStream, answer
 from ..speech.forms import check_model, parse
 
 POLL_S = 0.25
@@ -70,8 +69,11 @@ FileFormat = Literal["txt", "srt", "vtt", "tsv", "json", "rttm", "md", "docx"]
 ResultFormat = Literal[FileFormat, "text", "verbose_json", "diarized_json", "transcript"]
 """`json` is OpenAI's; `transcript` is the command's."""
 
+SUBTITLES = {"srt": "text/plain", "vtt": "text/vtt"}
+
 DOCUMENTS = {
     **dict.fromkeys(("txt", "tsv", "rttm"), "text/plain"),
+    **SUBTITLES,
     "md": "text/markdown",
     "docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
 }
@@ -84,29 +86,15 @@ JobsDep = Annotated[Jobs, Depends(part("jobs", Jobs))]
 """Routes that need jobs exist only if there are jobs."""
 
 
-async def _place_of(after: str | None, jobs: Jobs, owner: str) -> Place | None:
-    """The place that a page follows: that of the last job of the previous page, by its id. Raises ApiError
-    `invalid_value`."""
-    if after is None:
-        return None
-    try:
-        last = await asyncio.to_thread(jobs.operations.get, after, owner)
-    except ApiError as error:
-        text = "after: not the id of a job; give the id of the last job of the previous page"
-        raise ApiError("invalid_value", text, param="after") from error
-    return last.created_at, last.id
-
-
 @router.post("", status_code=202, openapi_extra=form_body(JobForm, file_required=False))
 async def submit(
     request: Request, settings: SettingsDep, serving: ServingDep, jobs: JobsDep, client: ClientDep
 ) -> Response:
     """Accept a job; or return the one that the same Idempotency-Key has created before."""
     serving.check()
-    key, submissions = idempotency_key(request), jobs.submissions
-    caller = client.owner
-    await asyncio.to_thread(submissions.check_capacity, caller, keyed=bool(client.owner))
-    with reserve(request, client, stored=True) as reservation, submissions.reserved(caller, key):
+    name, submissions, caller = idempotency_key(request), jobs.submissions, client.owner
+    await asyncio.to_thread(submissions.check_capacity, caller, keyed=bool(caller))
+    with reserve(request, client, stored=True) as reservation, submissions.reserved(caller, name):
         async with receive_form(request, settings) as received:
             reservation.start()
             form = check(parse(JobForm, received.fields), serving, settings)
@@ -114,10 +102,13 @@ async def submit(
             if (form.upload_id is None) == (received.file is None):
                 text = "give a file, or the upload_id of a finished upload"
                 raise ApiError("missing_file", text, param="file")
-            job = await submissions.earlier(caller, form, key)
+            key = None
+            if name is not None:
+                key = await asyncio.to_thread(Key.of, name, form, received.file)
+            job = await asyncio.to_thread(submissions.created_by, caller, key)
             if job is None:
-                async with _recording(jobs, caller, form, received) as recording:
-                    job = await submissions.accept(caller, form, recording, key)
+                async with _recording(jobs, caller, form, received) as (audio, called):
+                    job = await submissions.accept(caller, form, audio, called, key)
                 if form.upload_id is not None:  # its bytes are the job's now
                     await asyncio.to_thread(jobs.uploads.delete, form.upload_id, caller)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_S)}
@@ -125,7 +116,7 @@ async def submit(
 
 
 @router.get("")
-async def listed(
+def listed(
     jobs: JobsDep,
     caller: Caller,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -133,8 +124,12 @@ async def listed(
     state: State | None = None,
 ) -> dict[str, Any]:
     """List jobs, the latest first; `after` is the id of the last job of the previous page."""
-    place = await _place_of(after, jobs, caller)
-    page, more = await asyncio.to_thread(jobs.store.jobs.page, caller, limit, place, state)
+    try:
+        last = None if after is None else jobs.operations.get(after, caller)
+    except ApiError as error:
+        text = "after: not the id of a job; give the id of the last job of the previous page"
+        raise ApiError("invalid_value", text, param="after") from error
+    page, more = jobs.store.jobs.page(caller, limit, last, state)
     return {"object": "list", "data": [job.view() for job in page], "has_more": more}
 
 
@@ -147,8 +142,8 @@ async def archive(jobs: JobsDep, caller: Caller, response_format: FileFormat = "
 
 
 @router.get("/{id}")
-async def one(id: str, jobs: JobsDep, caller: Caller) -> Response:
-    return _view(await asyncio.to_thread(jobs.operations.get, id, caller))
+def one(id: str, jobs: JobsDep, caller: Caller) -> Response:
+    return _view(jobs.operations.get(id, caller))
 
 
 @router.patch("/{id}")
@@ -165,61 +160,63 @@ async def rename(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Re
 async def events(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """Stream server-sent events; `Last-Event-ID` continues after that event."""
     await asyncio.to_thread(jobs.operations.get, id, caller)
-    last = request.headers.get("last-event-id", "0")
-    if not (last.isascii() and last.isdecimal() and len(last) < 12):
+    last = whole(request.headers.get("last-event-id", "0"), 10**11)
+    if last is None:
         raise ApiError("invalid_value", "Last-Event-ID: not an event of this job")
-    return EventStream(follow(jobs, id, int(last)), lambda: None)
+    return EventStream(follow(jobs, id, last), lambda: None)
 
 
-@router.get("/{id}/result")
-async def result(
-    id: str,
-    jobs: JobsDep,
-    caller: Caller,
-    response_format: ResultFormat = "json",
-    corrected: bool = True,
+def line_rules(
     max_line_width: Limit = None,
     max_line_count: Limit = None,
     max_words_per_line: Limit = None,
     highlight_words: bool = False,
+) -> LineRules:
+    if max_line_count is not None and max_line_width is None and max_words_per_line is None:
+        text = "max_line_count: give max_line_width or max_words_per_line too"
+        raise ApiError("invalid_value", text, param="max_line_count")
+    return LineRules(max_line_width, max_line_count, max_words_per_line, highlight_words)
+
+
+@router.get("/{id}/result")
+def result(
+    id: str,
+    jobs: JobsDep,
+    caller: Caller,
+    rules: Annotated[LineRules, Depends(line_rules)],
+    response_format: ResultFormat = "json",
+    corrected: bool = True,
     speaker_names: bool = True,
 ) -> Response:
     """The result in any format, without decoding again; 409 before the job has ended. `corrected=false`: as
     it was decoded, without the corrections of people. The others are for `srt` and `vtt`."""
-    rules = _line_rules(max_line_width, max_line_count, max_words_per_line, highlight_words)
-    if response_format not in ("srt", "vtt") and not (rules.plain and speaker_names):
+    if response_format not in SUBTITLES and not (rules.plain and speaker_names):
         text = f"response_format {response_format}: only srt and vtt have lines and names of speakers to set"
         raise ApiError("invalid_value", text, param="response_format")
     source: CorrectedJobs | Operations = jobs.corrected if corrected else jobs.operations
-    job = await asyncio.to_thread(jobs.operations.get, id, caller)
-    transcript = await asyncio.to_thread(source.transcript, id, caller)
+    job, transcript = jobs.operations.get(id, caller), source.transcript(id, caller)
     if response_format in ("diarized_json", "rttm") and not transcript.diarized:
         text = f"{response_format}: the job has no speakers; POST /v1/jobs/{{id}}/diarize adds them"
         raise ApiError("conflict", text, param="response_format")
     if response_format == "transcript":
         return JSONResponse(transcript.to_dict())
     if response_format in DOCUMENTS:
-        content = await asyncio.to_thread(_rendered, response_format, transcript, job)
-        return Response(content, media_type=DOCUMENTS[response_format])
-    if response_format in FILES:
-        (shaped,) = files.formats(response_format, rules)
-        told = transcript
         if not speaker_names:
-            told = transcript.renamed(dict.fromkeys(transcript.speakers))
-        return PlainTextResponse(shaped.render(told), media_type=FILES[response_format][1])
+            transcript = transcript.renamed(dict.fromkeys(transcript.speakers))
+        content = _rendered(response_format, transcript, job, rules)
+        return Response(content, media_type=DOCUMENTS[response_format])
     return answer(response_format, transcript, granularities=("word", "segment"))
 
 
 @router.get("/{id}/corrections")
-async def corrections(
+def corrections(
     id: str,
     jobs: JobsDep,
     caller: Caller,
     version: Annotated[int | None, Query(ge=0, le=1_000_000_000)] = None,
 ) -> Response:
     """What people have corrected, the latest version or an earlier one; `ETag` is for the next `PUT`."""
-    found = await asyncio.to_thread(jobs.corrected.get, id, caller, version)
-    return _version(found)
+    return _version(jobs.corrected.get(id, caller, version))
 
 
 @router.put("/{id}/corrections", openapi_extra=json_body(Corrections))
@@ -231,14 +228,14 @@ async def correct(id: str, request: Request, jobs: JobsDep, caller: Caller) -> R
         raise ApiError("version_required", text, param="If-Match")
     await asyncio.to_thread(jobs.operations.get, id, caller)  # before the body is read
     body = await json_object(request, MAX_BYTES)
-    saved = await asyncio.to_thread(_save, jobs, id, caller, body, etag)
-    return _version(saved)
+    given = await asyncio.to_thread(Corrections.parse, body)
+    return _version(await asyncio.to_thread(jobs.corrected.put, id, caller, given, etag))
 
 
 @router.delete("/{id}/corrections", status_code=204)
-async def uncorrect(id: str, jobs: JobsDep, caller: Caller) -> Response:
+def uncorrect(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Delete all corrections: the result is again what was decoded."""
-    await asyncio.to_thread(jobs.corrected.delete, id, caller)
+    jobs.corrected.delete(id, caller)
     return Response(status_code=204)
 
 
@@ -247,31 +244,28 @@ async def uncorrect(id: str, jobs: JobsDep, caller: Caller) -> Response:
 async def audio(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """The uploaded file, byte for byte; `Range` is supported."""
     job = await asyncio.to_thread(jobs.operations.get, id, caller)
-    path = await asyncio.to_thread(jobs.operations.audio, id, caller)
-    guessed = mimetypes.guess_type(job.label or "")[0] or ""
+    name = job.label or "recording"
+    guessed = mimetypes.guess_type(name)[0] or ""
     media_type = guessed if guessed.startswith(("audio/", "video/")) else "application/octet-stream"
     try:  # `inline`: browsers play it, and save it under its original name
+        path = await asyncio.to_thread(jobs.store.audio, job)
         return await file_response(
-            request,
-            path,
-            filename=job.label or "recording",
-            media_type=media_type,
-            disposition="inline",
+            request, path, filename=name, media_type=media_type, disposition="inline"
         )
-    except FileNotFoundError as error:  # deleted in between
-        raise ApiError("not_found", "the audio of this job is not kept any more") from error
+    except (FileNotFoundError, AudioError) as error:  # or deleted meanwhile
+        raise ApiError("not_found", "the job's audio is not kept any more") from error
 
 
 @router.post("/{id}/cancel")
-async def cancel(id: str, jobs: JobsDep, caller: Caller) -> Response:
+def cancel(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Cancel a job; a job that has ended stays as it is."""
-    return _view(await asyncio.to_thread(jobs.operations.cancel, id, caller))
+    return _view(jobs.operations.cancel(id, caller))
 
 
 @router.post("/{id}/retry", status_code=202)
-async def retry(id: str, jobs: JobsDep, caller: Caller) -> Response:
+def retry(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Continue a failed or cancelled job after the windows that are decoded."""
-    return _view(await asyncio.to_thread(jobs.operations.retry, id, caller), 202)
+    return _view(jobs.operations.retry(id, caller), 202)
 
 
 @router.post("/{id}/diarize", status_code=202)
@@ -282,35 +276,32 @@ async def diarize(id: str, request: Request, jobs: JobsDep, caller: Caller) -> R
 
 
 @router.delete("/{id}", status_code=204)
-async def delete(id: str, jobs: JobsDep, caller: Caller) -> Response:
+def delete(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Cancel the job if necessary, and erase its audio, text and rows."""
-    await asyncio.to_thread(jobs.operations.delete, id, caller)
+    jobs.operations.delete(id, caller)
     return Response(status_code=204)
 
 
-class _Written:
-    """A file for `zipfile` that holds what has not been sent."""
-
-    def __init__(self) -> None:
-        self.held = bytearray()
+class _Pieces(list[bytes]):
+    """A file for `zipfile`, of what has not been sent."""
 
     def write(self, data: bytes) -> int:
-        self.held += data
+        self.append(bytes(data))
         return len(data)
 
     def flush(self) -> None: ...
 
     def take(self) -> bytes:
-        data = bytes(self.held)
-        self.held.clear()
+        data = b"".join(self)
+        self.clear()
         return data
 
 
 def _zipped(jobs: Jobs, owner: str, name: FileFormat) -> Iterator[bytes]:
     """A zip of the results as it is made. One that cannot be had is a text with the reason, so that nobody
     misses it later."""
-    written, taken = _Written(), set[str]()
-    with ZipFile(cast(IO[bytes], written), "w", ZIP_DEFLATED) as zipped:
+    pieces, taken = _Pieces(), set[str]()
+    with ZipFile(cast(IO[bytes], pieces), "w", ZIP_DEFLATED) as zipped:
         for job in jobs.operations.results(owner):
             stem, ending = _file_stem(job), str(name)
             try:
@@ -327,14 +318,13 @@ def _zipped(jobs: Jobs, owner: str, name: FileFormat) -> Iterator[bytes]:
             taken.add(free.casefold())
             made = time.localtime(job.created_at)[:6]
             zipped.writestr(ZipInfo(f"{free}.{ending}", made), content, ZIP_DEFLATED)
-            yield written.take()
-    yield written.take()
+            yield pieces.take()
+    yield pieces.take()
 
 
-def _rendered(name: str, transcript: Transcript, job: Job) -> bytes:
-    return files.rendered(
-        files.FORMATS[name], transcript, split_name(job.label or files.RECORDING)[0]
-    )
+def _rendered(name: str, transcript: Transcript, job: Job, rules: LineRules = PLAIN) -> bytes:
+    (shaped,) = files.formats(name, rules)
+    return files.rendered(shaped, transcript, split_name(job.label or files.RECORDING)[0])
 
 
 def _file_stem(job: Job) -> str:
@@ -343,15 +333,6 @@ def _file_stem(job: Job) -> str:
     stem, _ = split_name(job.label or files.RECORDING)
     cut = re.sub(r'[<>:"/\\|?*]', "_", stem).encode()[:200].decode(errors="ignore")
     return cut.strip(" .") or files.RECORDING
-
-
-def _line_rules(
-    width: int | None, count: int | None, words: int | None, highlight: bool
-) -> LineRules:
-    if count is not None and width is None and words is None:
-        text = "max_line_count: give max_line_width or max_words_per_line too"
-        raise ApiError("invalid_value", text, param="max_line_count")
-    return LineRules(width, count, words, highlight)
 
 
 def idempotency_key(request: Request) -> str | None:
@@ -372,48 +353,42 @@ async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
         # seen in the next pass.
         job = await asyncio.to_thread(store.jobs.get, id)
         entries = await asyncio.to_thread(store.jobs.entries, id, n)
-        for entry in entries:
-            n = entry.n
-            yield await asyncio.to_thread(_event, store, id, entry)
-            sent_s = time.monotonic()
         if job is None or (jobs.leaving and not entries and not job.ended):
             return  # erased, or continued by the next process: the client reconnects
-        if job.ended and not entries:
+        for entry in entries:
+            n = entry.n
+            yield await asyncio.to_thread(_event, store, job, entry)
+            sent_s = time.monotonic()
+        if entries:
+            continue
+        if job.ended:
             yield _encoded("done", job.view(), n)
             return
         if time.monotonic() - sent_s > PING_S:
             yield PING
             sent_s = time.monotonic()
-        if not entries:
-            await asyncio.sleep(POLL_S)
+        await asyncio.sleep(POLL_S)
 
 
-def _event(store: Store, id: str, entry: LogEntry) -> bytes:
-    data: Mapping[str, Any] = entry.data
-    if entry.kind == "segment":
-        data = _segments(store, id, entry.data)
+def _event(store: Store, job: Job, entry: LogEntry) -> bytes:
+    """A state is the current view with the state of that time; a group's segments are empty if its text has
+    been erased."""
+    told = entry.data
+    if entry.kind == "state":
+        told = {**(store.jobs.get(job.id) or job).view(), **told}
     elif entry.kind == "progress":
-        job = store.jobs.get(id)
-        total_s = 0.0 if job is None else job.progress()["total_s"]
-        data = {"done_s": entry.data["done_s"], "total_s": total_s}
+        told = {**told, "total_s": job.view()["progress"]["total_s"]}
     else:
-        job = store.jobs.get(id)
-        # The current view with the state of that time.
-        data = {**(job.view() if job is not None else {"id": id}), "state": entry.data["state"]}
-    return _encoded(entry.kind, data, entry.n)
+        try:
+            segments = json.loads(store.files.read(job.id, told["file"]))["segments"]
+        except FileNotFoundError:
+            segments = []
+        numbered = enumerate(segments, told["first"])
+        told = {"k": told["k"], "segments": [{"id": i, **segment} for i, segment in numbered]}
+    return _encoded(entry.kind, told, entry.n)
 
 
-def _segments(store: Store, id: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The segments of a group; empty if its text has been erased."""
-    try:
-        group = json.loads(store.files.read(id, data["file"]))
-    except FileNotFoundError:
-        group = {"segments": []}
-    numbered = enumerate(group["segments"], data["first"])
-    return {"k": data["k"], "segments": [{"id": i, **segment} for i, segment in numbered]}
-
-
-def _encoded(kind: str, data: Mapping[str, Any], n: int) -> bytes:
+def _encoded(kind: str, data: dict[str, Any], n: int) -> bytes:
     text = json.dumps(data, ensure_ascii=False, allow_nan=False)
     return f"event: {kind}\nid: {n}\ndata: {text}\n\n".encode()
 
@@ -421,7 +396,7 @@ def _encoded(kind: str, data: Mapping[str, Any], n: int) -> bytes:
 def _num_speakers(value: Any) -> int | None:
     if value in (None, ""):
         return None
-    number = whole(value if isinstance(value, str) else str(value)[:20], MAX_SPEAKERS)
+    number = whole(str(value), MAX_SPEAKERS)
     if not number:
         message = f"num_speakers: a number from 1 to {MAX_SPEAKERS}"
         raise ApiError("invalid_value", message, param="num_speakers")
@@ -431,19 +406,15 @@ def _num_speakers(value: Any) -> int | None:
 @asynccontextmanager
 async def _recording(
     jobs: Jobs, caller: str, form: JobForm, received: Form
-) -> AsyncIterator[Recording]:
-    """The file of the request, or of the upload that it names."""
+) -> AsyncIterator[tuple[BinaryIO, str | None]]:
+    """The file of the request, or of the upload that it names, and the client's name for it."""
     if received.file is not None:
-        yield Recording(received.file, received.name and received.name[:MAX_LABEL_LENGTH])
+        yield received.file, received.name and received.name[:MAX_LABEL_LENGTH]
         return
     assert form.upload_id is not None
     upload = await asyncio.to_thread(jobs.uploads.get, form.upload_id, caller)
     async with in_thread(jobs.uploads.whole(form.upload_id, caller)) as file:
-        yield Recording(file, upload.label)
-
-
-def _save(jobs: Jobs, id: str, caller: str, body: dict[str, Any], etag: str) -> Version:
-    return jobs.corrected.put(id, caller, Corrections.parse(body), etag)
+        yield file, upload.label
 
 
 def _version(version: Version) -> Response:

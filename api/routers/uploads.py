@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import suppress
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from ..dependencies import Caller, ClientDep, reserve
@@ -32,8 +33,18 @@ BODY = "application/offset+octet-stream"
 router = APIRouter(prefix="/v1/uploads", tags=["jobs"])
 
 
+def tus_version(request: Request) -> None:
+    given = request.headers.get("tus-resumable", VERSION)  # optional for curl
+    if given != VERSION:
+        text = f"tus {given} is not supported; this server uses {VERSION}"
+        raise ApiError("unsupported_version", text, param="Tus-Resumable")
+
+
+CHECKED = [Depends(tus_version)]
+
+
 @router.options("", status_code=204)
-async def options(jobs: JobsDep) -> Response:
+def options(jobs: JobsDep) -> Response:
     headers = {
         "Tus-Version": VERSION,
         "Tus-Extension": "creation,termination",
@@ -42,42 +53,34 @@ async def options(jobs: JobsDep) -> Response:
     return Response(status_code=204, headers={**TUS, **headers})
 
 
-@router.post("", status_code=201)
-async def create(request: Request, jobs: JobsDep, client: ClientDep) -> Response:
-    _check_version(request)
+@router.post("", status_code=201, dependencies=CHECKED)
+def create(request: Request, jobs: JobsDep, client: ClientDep) -> Response:
     if request.headers.get("upload-defer-length"):
-        raise ApiError(
-            "invalid_value", "Upload-Length is required at the start", param="Upload-Length"
-        )
+        text = "Upload-Length is required at the start"
+        raise ApiError("invalid_value", text, param="Upload-Length")
     length = _number(request, "Upload-Length")
-    name = _metadata(request.headers.get("upload-metadata", "")).get("filename", "")
-    await asyncio.to_thread(jobs.submissions.check_capacity, client.owner, keyed=False)
-    upload = await asyncio.to_thread(
-        jobs.uploads.create, client.owner, length, label(name), client=client.name
-    )
+    name = label(_filename(request.headers.get("upload-metadata", "")))
+    jobs.submissions.check_capacity(client.owner, keyed=False)
+    upload = jobs.uploads.create(client.owner, length, name, client=client.name)
     location = {"Location": f"/v1/uploads/{upload.id}", "Upload-Offset": "0"}
     return Response(status_code=201, headers={**TUS, **location})
 
 
-@router.head("/{id}")
-async def offset(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
-    _check_version(request)
-    upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
-    return Response(status_code=200, headers=_headers(upload))
+@router.head("/{id}", dependencies=CHECKED)
+def offset(id: str, jobs: JobsDep, caller: Caller) -> Response:
+    return Response(status_code=200, headers=_headers(jobs.uploads.get(id, caller)))
 
 
-@router.patch("/{id}", status_code=204)
+@router.patch("/{id}", status_code=204, dependencies=CHECKED)
 async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) -> Response:
     """Append to the upload. The bytes that arrive before a client disconnects are kept."""
-    _check_version(request)
     if request.headers.get("content-type") != BODY:
         raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
     start = _number(request, "Upload-Offset")
     jobs.submissions.check_room()
     caller = client.owner
-    appending = in_thread(jobs.uploads.appending(id, caller, start))
     with reserve(request, client, resumable=True):
-        async with appending as part:
+        async with in_thread(jobs.uploads.appending(id, caller, start)) as part:
             if whole(request.headers.get("content-length", "0"), part.length - start) is None:
                 text = f"the body goes beyond the {part.length} bytes declared"
                 raise ApiError("file_too_large", text)
@@ -87,22 +90,14 @@ async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) ->
     return Response(status_code=204, headers=_headers(upload))
 
 
-@router.delete("/{id}", status_code=204)
-async def delete(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
-    _check_version(request)
-    await asyncio.to_thread(jobs.uploads.delete, id, caller)
+@router.delete("/{id}", status_code=204, dependencies=CHECKED)
+def delete(id: str, jobs: JobsDep, caller: Caller) -> Response:
+    jobs.uploads.delete(id, caller)
     return Response(status_code=204, headers=TUS)
 
 
 def _headers(upload: Upload) -> dict[str, str]:
     return {**TUS, "Upload-Offset": str(upload.offset), "Upload-Length": str(upload.length)}
-
-
-def _check_version(request: Request) -> None:
-    given = request.headers.get("tus-resumable", VERSION)  # optional for curl
-    if given != VERSION:
-        text = f"tus {given} is not supported; this server uses {VERSION}"
-        raise ApiError("unsupported_version", text, param="Tus-Resumable")
 
 
 def _number(request: Request, name: str) -> int:
@@ -112,13 +107,11 @@ def _number(request: Request, name: str) -> int:
     return number
 
 
-def _metadata(text: str) -> dict[str, str]:
-    """Parse tus metadata: `name base64, name base64`. Invalid values are skipped."""
-    metadata = {}
-    for pair in text.split(","):
+def _filename(metadata: str) -> str:
+    """The name in tus metadata: `name base64, name base64`. An invalid one is none."""
+    for pair in metadata.split(","):
         name, _, value = pair.strip().partition(" ")
-        try:
-            metadata[name] = base64.b64decode(value, validate=True).decode()
-        except ValueError:  # also for text that is not ASCII
-            continue
-    return metadata
+        if name == "filename":
+            with suppress(ValueError):  # also for text that is not ASCII
+                return base64.b64decode(value, validate=True).decode()
+    return ""

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 
-from tests.faults.clients import cancel_jobs, interrupt_uploads
+from tests.faults.clients import interrupt_uploads
 from tests.faults.harness import Inconclusive, NotRun, Row, Wrong
 from tests.faults.kills import (
     kill_at_random_times,
@@ -17,14 +17,11 @@ from tests.faults.partition import lose_the_database
 from tests.faults.phases import kill_in_every_phase, poison_job
 from tests.faults.replicas import kill_replicas_and_workers
 from tests.faults.service import kill_the_service
-from tests.faults.storage import delete_in_every_state
 
 FAULTS: Mapping[str, Callable[[bool, random.Random], str]] = {
     "F1": kill_at_random_times,
     "F4": kill_during_acceptance,
-    "F9": cancel_jobs,
     "F11": interrupt_uploads,
-    "F14": delete_in_every_state,
     "F19": kill_in_every_phase,
     "F20": poison_job,
     "F21": kill_replicas_and_workers,

@@ -1,4 +1,4 @@
-"""F9, F11: cancelled jobs and interrupted uploads."""
+"""F11: interrupted uploads."""
 
 from __future__ import annotations
 
@@ -12,38 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.faults.harness import (
-    PATIENCE_S,
-    Wrong,
-    holds,
-    server,
-    until,
-)
-
-
-def cancel_jobs(long: bool, rng: random.Random) -> str:
-    """Cancel a queued and a running job: answered within 2 s, and nothing is written later."""
-    slowest = 0.0
-    with server("--concurrency", "1") as s:
-        s.start()
-        first = s.submit("first", 50, 0.2).json()["id"]
-        second = s.submit("second", 2, 0.01).json()["id"]
-        until(lambda: len(s.log()) >= 3, PATIENCE_S, "no progress")
-        for id in (second, first):
-            began = time.monotonic()
-            state = s.http.post(f"/v1/jobs/{id}/cancel").json()["state"]
-            slowest = max(slowest, time.monotonic() - began)
-            holds(state == "cancelled", f"cancel answers {state}")
-        time.sleep(1)
-        rows = f"select files, done_s from forescribe_jobs where id = '{first}'"
-        before = s.job(first), s.rows(rows)
-        third = s.submit("third", 2, 0.01).json()["id"]  # the only slot is free again
-        holds(s.ended(third)["state"] == "succeeded", "the place was not freed")
-        holds(before == (s.job(first), s.rows(rows)), "something was written after the cancel")
-        lines = [line for line in s.log() if line[2] == second]
-        holds(not lines, "a queued job was begun after its cancel")
-    holds(slowest < 2, f"it took {slowest:.1f} s")
-    return f"queued and in the lane: cancelled within {slowest:.2f} s, place freed, no later write"
+from tests.faults.harness import Wrong, holds, server
 
 
 def interrupt_uploads(long: bool, rng: random.Random) -> str:

@@ -43,7 +43,7 @@ GROUPS, PACE_S, LOAD_S = 3, 0.05, 0.3
 def kill_in_every_phase(long: bool, rng: random.Random) -> str:
     """Kill and restart in each phase: every accepted job succeeds with the right text."""
     phases = list(PHASES) + [rng.choice(PHASES) for _ in range(6 if long else 0)]
-    receiver, made, killed = Receiver([204]), list[str](), Counter[str]()
+    receiver, made, killed = Receiver(), list[str](), Counter[str]()
     try:
         with server("--load-s", str(LOAD_S), "--concurrency", "4") as s:
             s.start()

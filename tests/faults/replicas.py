@@ -126,7 +126,7 @@ def kill_replicas_and_workers(long: bool, rng: random.Random) -> str:
         url = stack.enter_context(database())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "bucket").mkdir()
-        receiver = Receiver([204])
+        receiver = Receiver()
         stack.callback(receiver.close)
         servers = [_server(folder, url, name) for name in ("one", "two", "three", "four")]
         for s in servers:
@@ -171,7 +171,13 @@ def kill_replicas_and_workers(long: bool, rng: random.Random) -> str:
                 holds(s.text(id) == right(text, count), f"{text} has another text")
             told = balancer.request("GET", f"/v1/jobs/{id}/events").text.count("event: segment")
             holds(told == count, f"{text} tells of {told} groups")
-        _check_called_back(balancer, receiver, made, jobs)
+        until(
+            lambda: all(
+                _job(balancer, id)["webhook"]["state"] == "delivered" for id in list(made)[:jobs]
+            ),
+            PATIENCE_S,
+            "a callback was lost",
+        )
         total = sum(count for _, count in made.values())
         again = _again(_log(folder), killed, kills - hits[NAMES[1]], total)
         objects = _objects(folder, url)
@@ -243,17 +249,6 @@ def _again(log: list[list[str]], killed: list[str], kills: int, total: int) -> s
     said = f"{lost} done again because of kills (bound {most_lost}), {displaced} for other reasons"
     holds(lost <= most_lost and not displaced, said)
     return said
-
-
-def _check_called_back(
-    balancer: Balancer, receiver: Receiver, made: dict[str, tuple[str, int]], jobs: int
-) -> None:
-    hooks = list(made)[:jobs]
-    until(
-        lambda: all(_job(balancer, id)["webhook"]["state"] == "delivered" for id in hooks),
-        PATIENCE_S,
-        "a callback was lost",
-    )
 
 
 def _objects(folder: Path, url: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import threading
@@ -27,10 +26,9 @@ from forescribe.api.access.outbound import networks
 from forescribe.api.app import create_app, create_worker_app
 from forescribe.api.jobs.callbacks import Webhooks
 from forescribe.api.jobs.files import DiskFiles
-from forescribe.api.jobs.running import Run
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.submissions import Submissions
-from forescribe.api.jobs.walk import JobFiles, Walk
+from forescribe.api.jobs.walk import Run, Walk
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.formats.transcript import Transcript
@@ -75,26 +73,8 @@ class Seams:
     trap: ClassVar[Trap]
 
 
-class FakeFiles(JobFiles):
-    """Job files whose plan needs no torch, with a trap before a transcript is stored."""
-
-    def plan(self, job: Any) -> Any:
-        return Plan(**self.json(job.id, job.files["plan"]))
-
-    def script(self, job: Any) -> Script:
-        with self.audio(job) as path:
-            return Script.of(path.read_bytes())
-
-    def save(self, id: str, role: str, text: str, refer: Any) -> Any:
-        if role in ("spoken", "result"):
-            Seams.trap("assembling" if role == "spoken" else "result")
-        return super().save(id, role, text, refer)
-
-
 class FakeWalk(Walk):
     """The walk without decoder, model and speakers, with a trap in some of its steps."""
-
-    files: FakeFiles
 
     def __call__(self, run: Run) -> None:
         Seams.trap("queued")
@@ -107,10 +87,20 @@ class FakeWalk(Walk):
     def new_plan(self, run: Run) -> Any:
         self.samples(run)
         Seams.trap("planning")
-        return Plan(self.files.script(run.job).groups)
+        return Plan(self.script(run).groups)
+
+    def stored_plan(self, run: Run) -> Any:
+        return Plan(**self.store.read(run.job, "plan"))
 
     def submit(self, run: Run) -> Any:
-        return FakeGroups(run.id, self.files.script(run.job), Seams.log, Seams.trap)
+        return FakeGroups(run.id, self.script(run), Seams.log, Seams.trap)
+
+    def script(self, run: Run) -> Script:
+        return Script.of(self.store.audio(run.job).read_bytes())
+
+    def save_transcript(self, run: Run, role: str, transcript: Transcript) -> None:
+        Seams.trap("assembling" if role == "spoken" else "result")
+        super().save_transcript(run, role, transcript)
 
     def with_speakers(self, run: Run, transcript: Transcript, form: Any) -> Transcript:
         Seams.trap("speakers")
@@ -206,12 +196,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="instead of FOLDER/log")
     parser.add_argument("--load-s", type=float, default=0.0, help="for the fake model")
     parser.add_argument("--concurrency", type=int, default=4)
-    parser.add_argument("--schedule", type=float, nargs="+", default=[0, 1, 1, 1])
-    parser.add_argument("--setting", action="append", default=[], metavar="NAME=JSON")
     asked = parser.parse_args()
-    given = {
-        name: json.loads(value) for name, _, value in (s.partition("=") for s in asked.setting)
-    }
     settings = Settings(
         model="fake",
         port=asked.port,
@@ -220,7 +205,9 @@ def main() -> None:
         blobs_url=asked.blobs,
         front_end=asked.front_end,
         job_concurrency=asked.concurrency,
-        **{"min_free_bytes": 0, "webhook_networks": ("127.0.0.0/8",), "drain_s": 0.0, **given},
+        min_free_bytes=0,
+        webhook_networks=("127.0.0.0/8",),
+        drain_s=0.0,
     )
     asked.folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(asked.log or asked.folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -232,9 +219,9 @@ def main() -> None:
     FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
     Seams.log, Seams.trap = log, Trap(asked.folder)
     webhooks = FakeWebhooks(
-        allowed=networks(settings.webhook_networks), schedule_s=asked.schedule, timeout_s=2
+        allowed=networks(settings.webhook_networks), schedule_s=[0, 1, 1, 1], timeout_s=2
     )
-    jobs = Jobs.open(settings, serving, webhooks=webhooks, files=FakeFiles, walk=FakeWalk)
+    jobs = Jobs.open(settings, serving, webhooks=webhooks, walk=FakeWalk)
     if asked.die_at:
         die_at(asked.die_at)
     create = create_worker_app if asked.worker else create_app

@@ -1,4 +1,4 @@
-"""A PostgreSQL of its own for tests. F14: deletion leaves no text behind.
+"""A PostgreSQL of its own for tests.
 
     with database() as url:
         ...
@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import socket
 import subprocess
@@ -20,13 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.harness import (
-    PATIENCE_S,
-    NotRun,
-    holds,
-    server,
-    until,
-)
+from tests.faults.harness import NotRun
 
 
 class Cluster:
@@ -94,39 +87,6 @@ def database() -> Iterator[str]:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f'create database "{name}"')
     yield f"{url.rsplit('/', 1)[0]}/{name}"
-
-
-def delete_in_every_state(long: bool, rng: random.Random) -> str:
-    """DELETE in every state: the text is found nowhere on disk."""
-    marker, states = "MARKERZQXJ", []
-    with server() as s:
-        s.start()
-        for groups, pace_s, moment in (
-            (50, 0.1, "running"),
-            (2, 0.01, "succeeded"),
-            (50, 0.1, "cancelled"),
-        ):
-            id = s.submit(marker, groups, pace_s, None, prompt=marker).json()["id"]
-            if moment == "succeeded":
-                s.ended(id)
-            else:
-                lines = len(s.log())
-                until(lambda: len(s.log()) > lines + 2, PATIENCE_S, "no progress")  # noqa: B023
-            if moment == "cancelled":
-                s.http.post(f"/v1/jobs/{id}/cancel")
-            holds(len(found(s.folder, marker)) > 1, "nothing to be found: the search is blind")
-            holds(s.http.delete(f"/v1/jobs/{id}").status_code == 204, f"DELETE while {moment}")
-            left = found(s.folder, marker)
-            holds(not left, f"deleted while {moment}: the text is in {', '.join(left)}")
-            states.append(moment)
-        holds(s.http.get("/v1/jobs").json()["data"] == [], "a job is left")
-    return f"deleted while {', '.join(states)}: no byte of the text in database, WAL, files or log"
-
-
-def found(folder: Path, marker: str) -> list[str]:
-    """The files that contain the marker."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return [str(p.relative_to(folder)) for p in paths if marker.encode() in p.read_bytes()]
 
 
 if __name__ == "__main__":

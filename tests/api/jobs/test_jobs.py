@@ -12,23 +12,15 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.access.keys import digest, new_key
-from forescribe.api.jobs.running import RunReplaced
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import Claim, Job
-from forescribe.api.jobs.walk import JobFiles
+from forescribe.api.jobs.walk import Run, RunReplaced, Walk
 from forescribe.asr.formats.files import srt as render_srt
 from forescribe.asr.formats.subtitles import LineRules
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.segment import cut_plan
 from tests.api.conftest import memo, silence, sound, until
 from tests.api.jobs.application import FORM, JOBS, application, ended, events, files, ready, submit
-
-
-@pytest.fixture
-def client(tmp_path, transcriber, decoders):
-    with application(tmp_path, transcriber, decoders) as client:
-        yield ready(client)
-
 
 LONG_S = 100
 
@@ -312,13 +304,18 @@ def test_a_run_that_was_replaced_leaves_no_file(tmp_path) -> None:
     with store.transaction() as tx:
         store.jobs.insert(tx, Job(id="job", owner="", total_s=60.0))
     assert store.jobs.claim("here", beside=()) is not None
-    files, stored = JobFiles(store), (tmp_path / "files" / "job")
-    for claim in (Claim("job", 2, "here"), Claim("job", 1, "elsewhere")):
+    walk, stored = Walk(Mock(), Mock(), store, Mock()), tmp_path / "files" / "job"
+
+    def save(number: int, process: str) -> None:
+        claim = Claim("job", number, process)
+        walk.save(Run(store.jobs.get("job"), claim, Mock(), Mock()), "plan", {})
+
+    for claim in ((2, "here"), (1, "elsewhere")):
         with pytest.raises(RunReplaced):
-            files.save("job", "plan", "{}", lambda tx, _, claim=claim: files.held(tx, claim))
+            save(*claim)
     assert not stored.exists()
-    files.save("job", "plan", "{}", lambda tx, _: store.jobs.update(tx, "job", files={"plan": _}))
-    assert len(list(stored.iterdir())) == 1
+    save(1, "here")
+    assert [path.name for path in stored.iterdir()] == [store.jobs.get("job").files["plan"]]
     store.close()
 
 

@@ -1,11 +1,10 @@
-"""Uploads and jobs in any order of calls: a model of a few dictionaries predicts every status.
+"""Jobs in any order of calls: a model of a few dictionaries predicts every status.
 
 The engine stands still unless a step lets it go on, so that calls meet jobs in every state.
 """
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -13,14 +12,12 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     invariant,
-    multiple,
     rule,
     run_state_machine_as_test,
 )
 
 from tests.api.conftest import sound, until
-from tests.api.jobs.application import FORM, JOBS, application, ended, ready, submit
-from tests.api.uploads.test_tus import PLACE, TUS, create, offset, patch
+from tests.api.jobs.application import JOBS, ended, submit
 
 ENDED = {"succeeded", "failed", "cancelled"}
 NEXT = {
@@ -40,11 +37,10 @@ class Calls(RuleBasedStateMachine):
     audio = b""
     go = None
 
-    uploads, jobs = Bundle("uploads"), Bundle("jobs")
+    jobs = Bundle("jobs")
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent: dict[str, int] = {}  # bytes of the uploads that are there
         self.state: dict[str, str] = {}  # of the jobs that are there, as last seen
 
     def seen(self, job: str) -> str:
@@ -60,50 +56,6 @@ class Calls(RuleBasedStateMachine):
         self.state[answer.json()["id"]] = answer.json()["state"]
         assert answer.json()["state"] in NEXT["queued"]
         return answer.json()["id"]
-
-    # -- uploads ----------------------------------------------------------------------------------
-
-    @rule(target=uploads)
-    def begin(self) -> str:
-        answer = create(self.client, len(self.audio))
-        assert answer.status_code == 201
-        id = answer.headers["location"].rsplit("/", 1)[1]
-        self.sent[id] = 0
-        return id
-
-    @rule(id=uploads, share=st.sampled_from([0.0, 0.3, 1.0]), late=st.booleans())
-    def send(self, id: str, share: float, late: bool) -> None:
-        known = self.sent.get(id)
-        at = (known or 0) + late
-        piece = self.audio[at : at + int(share * len(self.audio))]
-        answer = patch(self.client, f"{PLACE}/{id}", at, piece)
-        if known is None:
-            assert answer.status_code == 404
-        elif late:
-            assert answer.status_code == 409
-        else:
-            assert answer.status_code == 204
-            self.sent[id] = at + len(piece)
-
-    @rule(id=uploads)
-    def drop(self, id: str) -> None:
-        answer = self.client.delete(f"{PLACE}/{id}", headers=TUS)
-        assert answer.status_code == (404 if self.sent.pop(id, None) is None else 204)
-
-    @rule(target=jobs, id=uploads)
-    def submit_upload(self, id: str):
-        fields = {name: (None, value) for name, value in {**FORM, "upload_id": id}.items()}
-        answer = self.client.post(JOBS, files=fields)
-        if id not in self.sent:
-            assert answer.status_code == 404
-        elif self.sent[id] < len(self.audio):
-            assert answer.status_code == 409
-        else:
-            del self.sent[id]  # it is the job's now
-            return self.accepted(answer)
-        return multiple()
-
-    # -- jobs -------------------------------------------------------------------------------------
 
     @rule(target=jobs)
     def submit_file(self) -> str:
@@ -173,22 +125,12 @@ class Calls(RuleBasedStateMachine):
         assert {job["id"] for job in listed} == set(self.state)
         for id in self.state:
             self.seen(id)
-        for id, sent in self.sent.items():
-            assert offset(self.client, f"{PLACE}/{id}") == sent
 
     def teardown(self) -> None:
         self.go.set()
         for id in list(self.state):
             self.client.delete(f"{JOBS}/{id}")
-        for id in list(self.sent):
-            self.client.delete(f"{PLACE}/{id}", headers=TUS)
         self.go.clear()
-
-
-@pytest.fixture
-def client(tmp_path, transcriber, decoders):
-    with application(tmp_path, transcriber, decoders) as made:
-        yield ready(made)
 
 
 def test_any_order_of_calls_is_answered_as_the_model_says(client, held) -> None:

@@ -25,9 +25,7 @@ def objects(tmp_path):
 
 
 @pytest.fixture
-def client(tmp_path, transcriber, decoders, objects, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.02, 0.02, 0.02))
-    monkeypatch.setattr("forescribe.api.jobs.running.AWAY_S", 0.01)
+def client(tmp_path, transcriber, decoders, objects, short_waits):
     with application(tmp_path / "data", transcriber, decoders, files=objects) as client:
         yield ready(client)
 

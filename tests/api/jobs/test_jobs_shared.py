@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing, contextmanager
-from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -22,14 +21,6 @@ from tests.api.jobs.application import JOBS, application, ended, events, ready, 
 
 GREEDY = "0.9"
 """The temperature of a job that takes all memory there is."""
-
-
-@pytest.fixture
-def client(tmp_path, transcriber, decoders, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.02, 0.02, 0.02))
-    monkeypatch.setattr("forescribe.api.jobs.running.AWAY_S", 0.01)
-    with application(tmp_path, transcriber, decoders) as client:
-        yield ready(client)
 
 
 @pytest.fixture
@@ -124,39 +115,22 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
         with transaction() as tx:
             yield tx
 
-    hook = {"webhook_url": "https://example.com/", "webhook_secret": "whsec_" + "a" * 40}
-    job = submit(client, memo(3), **hook).json()["id"]
+    job = submit(client, memo(3)).json()["id"]
     until(lambda: client.get(f"{JOBS}/{job}").json()["state"] == "running")
     monkeypatch.setattr(store.database, "transaction", cut_off)
-
-    def deliver(_) -> str:
-        if not called:
-            away.set()  # as the receiver has answered
-        called.append(1)
-        return "delivered"
-
-    called = []
-    receiver = SimpleNamespace(deliver=deliver, wait_s=lambda number: None, timeout_s=0.0)
-    monkeypatch.setattr(client.app.state.jobs.worker, "webhooks", receiver)
     away.set()
     held.set()
     until(lambda: len(looks) > 20)
     assert client.get(f"{JOBS}/{job}").json()["state"] == "running"
     away.clear()
     assert ended(client, job)["state"] == "succeeded" and text(client, job).strip()
-    until(away.is_set)
-    looks.clear()
-    until(lambda: len(looks) > 20)
-    away.clear()
-    until(lambda: client.get(f"{JOBS}/{job}").json()["webhook"]["state"] == "delivered")
-    assert len(called) == 1  # what it answered is recorded once the database is back
 
 
 @pytest.mark.parametrize("role", ["plan", "group-0", "group-1", "spoken", "result"])
 def test_a_commit_whose_answer_was_lost_is_not_done_again(client, monkeypatch, role) -> None:
     monkeypatch.setattr("forescribe.asr.segment.cut_plan.GROUP_SIZE", 1)
-    files, lost = client.app.state.jobs.worker.walk.files, []
-    save = files.save
+    store, lost = client.app.state.jobs.store, []
+    save = store.save
 
     def unanswered(id, given, text, refer):
         made = save(id, given, text, refer)
@@ -165,7 +139,7 @@ def test_a_commit_whose_answer_was_lost_is_not_done_again(client, monkeypatch, r
             raise OperationalError("commit", {}, Exception("cut"), connection_invalidated=True)
         return made
 
-    monkeypatch.setattr(files, "save", unanswered)
+    monkeypatch.setattr(store, "save", unanswered)
     job = submit(client, sound(70)).json()["id"]
     assert ended(client, job)["state"] == "succeeded" and lost
     seen = events(client, job)
@@ -173,7 +147,6 @@ def test_a_commit_whose_answer_was_lost_is_not_done_again(client, monkeypatch, r
     assert told == list(range(len(told))) and len(told) > 2
     progress = [data["done_s"] for kind, _, data in seen if kind == "progress"]
     assert len(progress) == len(told) + 1
-    store = client.app.state.jobs.store
     assert len(list((store.files.root / job).iterdir())) == len(store.jobs.get(job).files)
 
 
@@ -232,14 +205,6 @@ def test_each_group_is_at_risk_in_the_engine_until_the_job_is_left(
     with application(tmp_path, transcriber, decoders) as client:
         assert ended(client, job)["state"] == "succeeded"
         assert client.app.state.jobs.store.jobs.get(job).deaths_beside == 0
-
-
-def test_a_fault_of_the_database_that_is_there_is_no_reason_to_wait(client) -> None:
-    store = client.app.state.jobs.store
-    assert not store.database.lost(OperationalError("select", {}, Exception("no such column")))
-    assert store.database.lost(
-        OperationalError("select", {}, Exception(), connection_invalidated=True)
-    )
 
 
 def test_what_a_job_shows_has_a_bound_whatever_its_client_and_its_audio_contain(client) -> None:

@@ -15,11 +15,9 @@ from tests.api.jobs.test_corrections import changed, etag, put
 ENDED = {"succeeded", "failed", "cancelled"}
 
 
-@pytest.fixture
-def client(tmp_path, transcriber, decoders, monkeypatch):
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch) -> None:
     monkeypatch.setattr("forescribe.asr.segment.cut_plan.GROUP_SIZE", 1)
-    with application(tmp_path, transcriber, decoders) as client:
-        yield ready(client)
 
 
 def meet(client, *acts: Callable[[], object]) -> list:
@@ -38,7 +36,6 @@ def meet(client, *acts: Callable[[], object]) -> list:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(operations, "get", met)
-        patched.setattr(client.app.state.jobs.corrected, "_get", met)
         with ThreadPoolExecutor(len(acts)) as pool:
             return [answer.result(60) for answer in [pool.submit(act) for act in acts]]
 
@@ -91,14 +88,6 @@ def test_of_two_retries_one_is_refused(client, jobs, cancelled, held) -> None:
     assert ended(client, cancelled)["state"] == "succeeded"
     states = [data["state"] for kind, _, data in events(client, cancelled) if kind == "state"]
     assert states.count("queued") == 2 and states[-1] == "succeeded"
-
-
-def test_of_two_retries_over_http_one_is_refused(client, cancelled, held) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda _: client.post(f"{JOBS}/{cancelled}/retry"), range(2)))
-    assert sorted(answer.status_code for answer in answers) == [202, 409]
-    held.set()
-    assert ended(client, cancelled)["state"] == "succeeded"
 
 
 def test_the_second_retry_goes_on_after_the_second_failure(client, held, transcriber) -> None:
@@ -206,15 +195,15 @@ def test_a_reader_whose_correction_is_deleted_meanwhile_sees_the_result(
     at = f"{JOBS}/{done}"
     plain = client.get(f"{at}/result?response_format=text").text
     assert put(client, at, changed(client, at, "new")).status_code == 200
-    files, corrected = client.app.state.jobs.operations.files, client.app.state.jobs.corrected
-    read = files.json
+    store, corrected = client.app.state.jobs.store, client.app.state.jobs.corrected
+    read = store.read
 
-    def late(job: str, name: str):
-        if name.startswith("corrections"):
+    def late(job, role: str):
+        if role.startswith("corrections"):
             corrected.delete(done, "")
-        return read(job, name)
+        return read(job, role)
 
-    monkeypatch.setattr(files, "json", late)
+    monkeypatch.setattr(store, "read", late)
     assert client.get(f"{at}/result?response_format=text").text == plain
 
 
@@ -277,14 +266,3 @@ def test_a_job_that_is_claimed_while_it_is_cancelled_is_not_begun(
         held.set()
         until(lambda: not worker.running())
         assert client.app.state.jobs.store.jobs.get(job) == before
-
-
-def test_equal_recordings_of_one_name_are_two_jobs(client) -> None:
-    first, second = (submit(client, memo(2)).json()["id"] for _ in range(2))
-    assert first != second
-    for job in (first, second):
-        assert ended(client, job)["state"] == "succeeded"
-    assert client.delete(f"{JOBS}/{first}").status_code == 204
-    assert client.get(f"{JOBS}/{second}/audio").content == memo(2)
-    assert client.get(f"{JOBS}/{second}/result").status_code == 200
-    assert stored(client) == {second}

@@ -14,9 +14,9 @@ from forescribe.api.access.limits import Admission, Client
 from forescribe.api.errors import ApiError
 from forescribe.api.jobs.callbacks import JobMetrics
 from forescribe.api.jobs.database import database_time
-from forescribe.api.jobs.running import Outages, RunReplaced, Stopping
 from forescribe.api.jobs.store import ALONE_AFTER_S, BESIDE, LEASE_S, Store
 from forescribe.api.jobs.tables import JOBS, Claim, Job
+from forescribe.api.jobs.walk import RunReplaced, Stopping
 from forescribe.api.jobs.worker import ASK_EVERY_S, ASK_S, Worker
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
@@ -218,15 +218,13 @@ class Bench:
         settings = Settings(model="random", data_dir=tmp_path, min_free_bytes=0)
         self.serving = Serving(settings, None, Mock())
         self.serving.life.state = "ready"
-        metrics = JobMetrics(Metrics())
-        outages = Outages(settings, store, threading.Event())
         self.worker = Worker(
             store,
             self.serving,
             self.walk,
             SimpleNamespace(timeout_s=1.0),
-            outages,
-            metrics,
+            JobMetrics(Metrics()),
+            threading.Event(),
             concurrency=concurrency,
             clock=lambda: self.now,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -25,17 +24,7 @@ from forescribe.api.jobs.store import Store
 from forescribe.api.process import PASSING
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
 from tests.api.conftest import memo, until
-from tests.api.jobs.application import JOBS, application, ended, ready, submit
-
-URL = os.environ.get("FORESCRIBE_TEST_PG")
-
-
-@pytest.fixture
-def client(tmp_path, transcriber, decoders, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr("forescribe.api.jobs.running.AWAY_S", 0.01)
-    with application(tmp_path, transcriber, decoders) as client:
-        yield ready(client)
+from tests.api.jobs.application import JOBS, ended, submit
 
 
 @pytest.fixture
@@ -73,13 +62,26 @@ def full(client, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", ["queued", "running"])
-def test_a_full_disk_is_waited_for_however_long(client, held, transcriber, full, moment) -> None:
+def test_a_full_disk_is_waited_for_however_long(
+    client, held, transcriber, full, moment, monkeypatch
+) -> None:
+    """Without the samples, which may be what fills it."""
+    serving, samples = client.app.state.serving, []
+    decoded = serving.decoded
+
+    async def recorded(file):
+        samples.append(await decoded(file))
+        return samples[-1]
+
+    monkeypatch.setattr(serving, "decoded", recorded)
     job = submit(client, memo(3)).json()["id"]
     if moment == "running":
         until(lambda: not transcriber.engine.idle)
+        assert not samples[-1].file.closed
     full.set()
     held.set()
     until(lambda: full.looks > 12)  # a step has four tries
+    until(lambda: all(each.file.closed for each in samples), seconds=5)
     assert client.get(f"{JOBS}/{job}").json()["finished_at"] is None
     refused = submit(client, memo(3))
     assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full")
@@ -185,29 +187,6 @@ def test_no_call_is_lost_in_a_full_disk(client, held, full, method, path, body) 
         ended(client, job)
 
 
-def test_a_job_that_waits_for_room_keeps_no_samples_on_the_disk(
-    client, held, transcriber, full, monkeypatch
-) -> None:
-    """They may be what fills it."""
-    serving, made = client.app.state.serving, []
-    decoded = serving.decoded
-
-    async def recorded(file):
-        made.append(await decoded(file))
-        return made[-1]
-
-    monkeypatch.setattr(serving, "decoded", recorded)
-    job = submit(client, memo(3)).json()["id"]
-    until(lambda: not transcriber.engine.idle)
-    assert not made[-1].file.closed
-    full.set()
-    held.set()
-    until(lambda: full.looks > 0)
-    until(lambda: all(samples.file.closed for samples in made), seconds=5)
-    full.clear()
-    assert ended(client, job)["state"] == "succeeded"
-
-
 def test_a_recording_that_never_fits_is_not_waited_for(client, monkeypatch) -> None:
     """There is room, but not for its samples."""
 
@@ -290,12 +269,8 @@ def test_other_faults_of_the_database_stay_what_they_are(tmp_path) -> None:
     store = Store.open(tmp_path)
     assert store.database.lost(fault(state="25006")) and store.database.lost(fault(state="57P03"))
     assert not store.database.lost(fault("SQLITE_ERROR"))
-    assert store.writable()
-    store.close()
-
-
-def test_a_database_that_takes_no_writes_is_not_writable(tmp_path) -> None:
-    store = Store.open(tmp_path)
+    gone = OperationalError("select", {}, Exception(), connection_invalidated=True)
+    assert store.database.lost(gone) and store.writable()
     with store.database.engine.connect() as tx:
         tx.exec_driver_sql("PRAGMA query_only=ON")
         tx.rollback()
@@ -353,26 +328,20 @@ def test_a_server_that_a_partition_hides_is_given_up_within_half_a_minute() -> N
     assert not database._address("sqlite:///jobs.db").query
 
 
-@pytest.mark.skipif(not URL, reason="FORESCRIBE_TEST_PG names no database")
-def test_all_connections_to_postgresql_have_these_limits(tmp_path) -> None:
-    store = Store.open(tmp_path, URL)
-    with store.database.engine.connect() as tx:
-        descriptor = tx.connection.driver_connection.pgconn.socket
-        with socket.socket(fileno=os.dup(descriptor)) as opened:
-            assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
-    store.close()
-
-
 OPENING = """
 import os, sys
-from forescribe.api.jobs.database import Database
+from unittest.mock import Mock
+from forescribe.api.jobs.service import Jobs
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import Serving
 for number in range(5):
+    settings = Settings(model="random", data_dir=f"{sys.argv[1]}/{number}")
+    serving = Serving(settings, None, Mock(), Mock())
     children = []
     for _ in range(4):
         child = os.fork()
         if not child:
-            Database.open(f"sqlite:///{sys.argv[1]}/{number}.db").close()
+            Jobs.open(settings, serving).store.close()
             os._exit(0)
         children.append(child)
     if any(os.waitpid(child, 0)[1] for child in children):

@@ -66,11 +66,3 @@ def test_audio_is_due_once_its_job_has_been_over_for_longer_than_it_is_kept(stor
     assert [job.id for job in store.jobs.with_audio_succeeded_before(1000.5)] == ["a"]
     assert [job.id for job in store.jobs.ended_before(1000.5)] == ["a", "b"]
     assert store.jobs.ended_before(1000.0) == []
-
-
-def test_a_job_of_another_owner_does_not_exist(store) -> None:
-    assert store.jobs.get("a", "team") is not None and store.jobs.get("a", "press") is None
-    assert store.jobs.page("press", 10) == ([], False)
-    jobs, more = store.jobs.page("team", 1)
-    assert len(jobs) == 1 and more
-    assert store.jobs.backlog("team") == (2, 120.0) and store.jobs.backlog("press") == (0, 0)

@@ -283,7 +283,7 @@ def test_clients_without_keys_are_told_apart_by_their_addresses(tmp_path) -> Non
         id, "", 0
     ) as part:  # its next piece may come from elsewhere
         part.write(b"0123456789")
-    assert Uploads(tmp_path, LIMITS).get(id, "").complete
+    assert Uploads(tmp_path, LIMITS).get(id, "").offset == 10
 
 
 def test_creations_at_the_same_time_are_counted_one_after_the_other(tmp_path) -> None:
