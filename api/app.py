@@ -30,7 +30,7 @@ from .http.openapi import describe
 from .http.origins import EXPOSED, HostNames, OriginGuard
 from .process import Engine, Failure, Watchdog, exit_failed, exit_hung, log_unexpected
 from .realtime.streams import Streams
-from .routers import asr_webservice, audio, endpoints, gone, operations, page, realtime, text
+from .routers import asr_webservice, audio, endpoints, operations, page, realtime, text
 from .routers.operations import Readiness
 from .settings import Settings
 from .speech.serving import Serving
@@ -129,7 +129,6 @@ def _include_routes(app: FastAPI, settings: Settings, jobs: Jobs | None) -> None
         for router in (job_routes.router, upload_routes.router):
             private.include_router(router)
     app.include_router(private)
-    app.include_router(gone.routes())
     if not settings.front_end:
         app.include_router(realtime.socket_router)  # it checks keys itself
 

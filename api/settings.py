@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -61,41 +60,6 @@ OPENAI_NAMES = (
     "gpt-4o-transcribe-diarize",
 )
 """Names that unmodified clients send; they all mean the loaded model."""
-
-_GATEWAY = "a gateway in front counts what keys use, such as LiteLLM's proxy"
-
-GONE: Mapping[str, str] = MappingProxyType(
-    {
-        **{
-            f"{unit}_per_{period}": _GATEWAY
-            for unit in ("requests", "audio_s", "tokens")
-            for period in ("minute", "hour", "day", "month")
-        },
-        **dict.fromkeys(
-            (
-                "max_uploads_per_address",
-                "upload_idle_s",
-                "min_upload_rate",
-                "decode_timeout_s",
-                "decode_memory_bytes",
-                "upload_retention_s",
-                "idempotency_retention_s",
-            ),
-            "remove it: the bound is fixed (docs/serve.md)",
-        ),
-        "max_stored_bytes_per_key": "remove it: min_free_bytes alone bounds what is stored",
-        "max_open_bytes_per_key": "remove it: max_open_uploads_per_key bounds unfinished uploads",
-        "readers": "remove it: two decode and cut, which is fast beside the model",
-        "max_streams_per_key": "remove it: the bound is fixed (docs/live.md)",
-        "traces": "set OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER",
-        "watch_settings_s": "start the service again after a change; it drains first",
-        **dict.fromkeys(
-            ("file_retention_s", "audio_urls", "audio_url_networks"),
-            "remove it: /v1/files and /v1/batches are gone, POST /v1/jobs takes recordings",
-        ),
-    }
-)
-"""Settings and rights of keys that are gone, and for one version one sentence each what to use instead."""
 
 NO_DIARIZER = "none"
 
@@ -397,9 +361,6 @@ def _not_served(error: ssl.SSLError | ValueError) -> str:
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in environment:
-        setting = name.removeprefix(PREFIX).lower()
-        if name.startswith(PREFIX) and setting in GONE:
-            raise UsageError(f"{name} is gone: {GONE[setting]}")
         if name.startswith(PREFIX) and name not in known and not name.startswith(OTHER_PREFIXES):
             raise UsageError(f"{name} is not a setting{_nearest(name, known)}")
 
@@ -424,8 +385,6 @@ def _line(error: Any) -> str:
     place = ".".join(str(part) for part in error["loc"])
     name = str(error["loc"][-1]) if error["loc"] else ""
     if error["type"] == "extra_forbidden":
-        if name in GONE:
-            return f"{place} is gone: {GONE[name]}"
         return f"{place} is not a setting{_nearest(name, Settings.model_fields)}"
     return f"{place}: {message(error)}" if place else message(error)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forescribe.asr.decode.options import MAX_LISTED
 
@@ -23,14 +23,7 @@ from ..errors import ApiError
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
 from ..speech.diarization import check_pairs
-from ..speech.forms import (
-    ARRAYS,
-    MAX_KNOWN,
-    Entry,
-    LiveForm,
-    TranscriptionForm,
-    check_model,
-)
+from ..speech.forms import MAX_KNOWN, Entry, LiveForm, TranscriptionForm, check_model
 from ..speech.serving import Serving
 from ..wording import told
 
@@ -44,7 +37,6 @@ TRANSCRIPTION = "audio.input.transcription"
 
 DIARIZE = f"{PARAM}.{TRANSCRIPTION}.diarize"
 
-LISTS = tuple(name for name in LiveForm.model_fields if name in ARRAYS)
 KNOWN = ("known_speaker_names", "known_speaker_references")
 """The fields of people who are recognised."""
 
@@ -83,21 +75,6 @@ class Transcription(LiveForm):
     known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
     known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
 
-    @field_validator(*LISTS, *KNOWN, mode="before")
-    @classmethod
-    def _none(cls, given: Any) -> Any:
-        return () if given is None else given
-
-    @field_validator("diarize", mode="before")
-    @classmethod
-    def _off(cls, given: Any) -> Any:
-        return False if given is None else given
-
-    @field_validator("delay", mode="before")
-    @classmethod
-    def _medium(cls, given: Any) -> Any:
-        return "medium" if given is None else given
-
 
 class Detection(Frozen):
     """`create_response` and `interrupt_response` concern answers of a model, which there are none of."""
@@ -115,12 +92,6 @@ class ServerVad(Detection):
     silence_duration_ms: int = Field(500, ge=1, le=15000)
     idle_timeout_ms: None = None
 
-    @field_validator("idle_timeout_ms", mode="before")
-    @classmethod
-    def _no_timeout(cls, given: Any) -> None:
-        if given is not None:
-            raise ValueError("this server has no time limit for silence: leave it out")
-
 
 class SemanticVad(Detection):
     """A turn ends after a short silence behind the end of a sentence, and later elsewhere."""
@@ -135,19 +106,6 @@ class AudioInputConfig(Frozen):
     turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = None
     noise_reduction: None = None
 
-    @field_validator("noise_reduction", mode="before")
-    @classmethod
-    def _no_filter(cls, given: Any) -> None:
-        if given is not None:
-            raise ValueError("this server does not filter audio: send null, or leave it out")
-
-    @field_validator("transcription", mode="before")
-    @classmethod
-    def _transcribed(cls, given: Any) -> Any:
-        if given is None:
-            raise ValueError("a transcription session cannot be without it")
-        return given
-
 
 class AudioConfig(Frozen):
     input: AudioInputConfig
@@ -161,20 +119,6 @@ class SessionConfig(Frozen):
     include: tuple[
         Literal["item.input_audio_transcription.logprobs", "forescribe.hypothesis"], ...
     ] = ()
-
-    @field_validator("include", mode="before")
-    @classmethod
-    def _none(cls, given: Any) -> Any:
-        return () if given is None else given
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _transcription(cls, given: Any) -> Any:
-        if given != "transcription":
-            raise ValueError(
-                "this server transcribes and does not converse: the type of its sessions is `transcription`"
-            )
-        return given
 
     @property
     def input(self) -> AudioInputConfig:
@@ -266,11 +210,14 @@ def initial(model: str) -> SessionConfig:
 
 
 def _merged(state: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects are merged, unless `type` makes another one of them; everything else is replaced."""
+    """Objects are merged, unless `type` makes another one of them; everything else is replaced, and null by the
+    default."""
     result = dict(state)
     for name, value in given.items():
         old = state.get(name)
-        if isinstance(value, dict) and isinstance(old, dict):
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict) and isinstance(old, dict):
             same = value.get("type", old.get("type")) == old.get("type")
             result[name] = _merged(old, value) if same else value
         else:

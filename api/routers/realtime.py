@@ -50,16 +50,6 @@ MAX_SECRET_BYTES = 1 << 20
 
 PARAMETERS = frozenset({"intent", "model"})
 
-ABSENT = {
-    "translations": "this server has no live translation: transcribe at /v1/realtime?intent=transcription, "
-    "or translate a recording at /v1/audio/translations",
-    "calls": "this server speaks no WebRTC and no SIP: open a WebSocket at /v1/realtime?intent=transcription",
-    "sessions": "this is the beta shape of Realtime: make a secret at /v1/realtime/client_secrets",
-    "transcription_sessions": "this is the beta shape of Realtime: make a secret at "
-    "/v1/realtime/client_secrets",
-}
-"""Routes of OpenAI's that are refused by name."""
-
 router = APIRouter(prefix=PATH, tags=["realtime"])
 
 socket_router = APIRouter(tags=["realtime"])
@@ -92,16 +82,6 @@ async def client_secrets(
 @router.get("", include_in_schema=False)
 async def not_upgraded() -> None:
     raise ApiError("invalid_value", f"{PATH} is a WebSocket: send `Upgrade: websocket`")
-
-
-@router.post("/{name:path}", include_in_schema=False)
-async def absent(name: str) -> None:
-    raise _absent(name)
-
-
-@socket_router.websocket(PATH + "/{name:path}")
-async def absent_socket(websocket: WebSocket, name: str) -> None:
-    await websocket.send_denial_response(_absent(name).response())
 
 
 @socket_router.websocket(PATH)
@@ -174,8 +154,3 @@ def _asked(websocket: WebSocket, config: SessionConfig, settings: Settings) -> S
         return config
     name = check_model(query["model"], settings)
     return config.updated({"audio": {"input": {"transcription": {"model": name}}}})
-
-
-def _absent(name: str) -> ApiError:
-    text = ABSENT.get(name.partition("/")[0], f"there is no route {PATH}/{name}")
-    return ApiError("not_found", text)

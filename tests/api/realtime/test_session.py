@@ -218,7 +218,7 @@ def test_a_session_is_changed_while_it_runs(service) -> None:
 @pytest.mark.parametrize(
     ("session", "param", "says"),
     [
-        ({"type": "realtime"}, "session.type", "transcribes"),
+        ({"type": "realtime"}, "session.type", "transcription"),
         ({"voice": "alloy"}, "session.voice", "is not a field"),
         ({"audio": None}, "session.audio", ""),
         ({"audio": {"output": {}}}, "session.audio.output", "is not a field"),
@@ -226,8 +226,8 @@ def test_a_session_is_changed_while_it_runs(service) -> None:
         *[
             ({"audio": {"input": {name: value}}}, f"session.audio.input.{where}", says)
             for name, value, where, says in [
-                ("noise_reduction", {"type": "near_field"}, "noise_reduction", "filter"),
-                ("transcription", None, "transcription", "without"),
+                ("noise_reduction", {"type": "near_field"}, "noise_reduction", "null"),
+                ("transcription", None, "transcription", "missing"),
                 ("transcription", {"model": "large-v9"}, "transcription.model", "large-v9"),
                 ("transcription", {"language": "tlh"}, "transcription.language", "tlh"),
                 ("transcription", {"languages": []}, "transcription.languages", ""),
