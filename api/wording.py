@@ -1,8 +1,5 @@
 """What a checked record refuses, in the words of whoever wrote the value: lists, objects, null.
 
-    except ValidationError as error:
-        place, message = told(error.errors())       # "messages[0].content", "must be a valid string"
-
 pydantic names Python's types, and the branches of a union as parts of a place. Of several faults of one field
 the innermost is told: what is wrong in an object comes after that it is no string. Import is light.
 """

@@ -190,7 +190,8 @@ class Connection:
 
     def _program(self) -> AsrProgram:
         """What `describe` tells. Raises ApiError `not_ready`."""
-        tokens, name = self.serving.check().tokens, self.settings.model_name
+        self.serving.check()
+        tokens, name = self.serving.tokens, self.settings.model_name
         assert tokens is not None
         by, ours = Attribution("OpenAI", "https://openai.com"), version("forescribe")
         languages, text = sorted(tokens.languages) or ["en"], "Whisper with speculative decoding"

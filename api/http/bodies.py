@@ -1,21 +1,12 @@
 """Bodies: JSON, text and forms from clients, checked before anything else uses them, and answers with files.
 
-    body = loads(data, "body")                              # ApiError 400 for anything that is wrong
-    value = await small_field(request, "num_speakers")      # from the query, a form or JSON
-    async with receive_form(request, settings) as form: ...     # fields, and one file on disk
-    async with in_thread(uploads.whole(id, caller)) as file: ...
-    return await file_response(request, path, filename="talk.wav", media_type="audio/wav")
-
 Python's parser accepts more than JSON and fails in more ways than `JSONDecodeError`: nesting raises
 RecursionError, a long integer ValueError, `1e999` becomes infinite, and an escaped half of a surrogate pair
 becomes text that cannot be encoded.
 
 Forms are parsed with limits enforced while they stream. Their file has no name, so it cannot be guessed and
-disappears with the process; the client's name for it is only a label.
-
-Of a file one range is served (RFC 9110, section 14), or refused with 416 if it lies outside the file. Several
-ranges, and those that are malformed, are ignored, as HTTP allows; starlette's FileResponse reads the headers
-again and sends the bytes. Does not know what values mean or whose files they are.
+disappears with the process; the client's name for it is only a label. Of a file one range is served (RFC
+9110, section 14), or refused with 416 if it lies outside the file; several, and malformed ones, are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +21,6 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
-from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 from python_multipart.multipart import parse_options_header
@@ -62,9 +52,6 @@ HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-st
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
-
-_EXTENDED = re.compile(rb"(?i);\s*filename\*\s*=\s*(?:utf-8|iso-8859-1)'[^']*'([^;\s]*)")
-"""The extended form of a file name (RFC 5987)."""
 
 T = TypeVar("T")
 
@@ -287,20 +274,12 @@ class _FormParser(MultiPartParser):
         part = self._current_part
         disposition = part.content_disposition or b""
         _, options = parse_options_header(disposition)
-        extended = _EXTENDED.search(disposition)
-        named = b"filename" in options
-        if not named and (extended or options.get(b"name") == self.file_field.encode()):
+        if b"filename" not in options and options.get(b"name") == self.file_field.encode():
             part.content_disposition = disposition + b'; filename=""'
         super().on_headers_finished()
         part.field_name = _decoded(options[b"name"], "the name of a field")
         if part.file is not None:
-            # RFC 7578 excludes `filename*`, but clients send it. A plain name takes precedence.
-            filename = (
-                options.get(b"filename", b"")
-                if named or not extended
-                else unquote_to_bytes(extended[1])
-            )
-            part.file.filename = label(filename.decode("utf-8", "replace"))
+            part.file.filename = label(options.get(b"filename", b"").decode("utf-8", "replace"))
 
     def on_part_end(self) -> None:
         part = self._current_part

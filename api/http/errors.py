@@ -1,11 +1,7 @@
 """Errors and log lines of requests: the answer for every exception, and the outermost layer.
 
-    install(app)
-    app.add_middleware(RequestId, metrics=metrics)
-
-All answers have one format (`api.errors`), except those of the routes with contracts of others.
-
-A request id is the client's own if it is a plain word, or else a new one; it is on every answer.
+All answers have one format (`api.errors`), except those of the routes with contracts of others. A request id
+is the client's own if it is a plain word, or else a new one; it is on every answer.
 """
 
 from __future__ import annotations

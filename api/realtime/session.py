@@ -1,10 +1,5 @@
 """The configuration of a session: what a client has asked for, checked, and the options that it means.
 
-    config = initial(settings)
-    config = config.updated(given)          # `session` of a session.update: absent = unchanged, null = off
-    config.options(serving, settings)       # for `asr.live`
-    config.to_dict()                        # the whole effective state, as events show it
-
 The fields of a transcription are those of an upload, with the same meaning. What this server cannot do is
 refused by name. Does not know sockets.
 """
@@ -210,8 +205,8 @@ def initial(model: str) -> SessionConfig:
 
 
 def _merged(state: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects are merged, unless `type` makes another one of them; everything else is replaced, and null by the
-    default."""
+    """Objects are merged, unless `type` makes another one of them; everything else is replaced, by its
+    default where it is null."""
     result = dict(state)
     for name, value in given.items():
         old = state.get(name)

@@ -46,6 +46,7 @@ from ..http.bodies import (
     split_name,
     whole,
 )
+from ..http.event_streams import PING, PING_S, EventStream
 from ..http.openapi import form_body, json_body
 from ..jobs.corrections import MAX_BYTES, CorrectedJobs, Corrections, Version
 from ..jobs.database import Place
@@ -53,7 +54,7 @@ from ..jobs.service import MAX_LABEL_LENGTH, Jobs, Operations
 from ..jobs.store import Store
 from ..jobs.submissions import RETRY_S, JobForm, Recording, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
-from ..speech.answers import FILES, PING, PING_S, EventStream, answer
+from ..speech.answers import FILES, answer
 from ..speech.forms import check_model, parse
 
 POLL_S = 0.25

@@ -3,10 +3,6 @@
 `/health` and `/ready` answer without a key and without details. A process is ready if its models are loaded
 and warm, no end is announced, the disk for uploads has room, and the job database accepts writes. If only the
 disk of jobs and files is full, it is ready, because it still transcribes.
-
-`/metrics`, for Prometheus, requires a key, like all routes that reveal something. `/v1/models` names the
-speech model, with its aliases, and the text model, whether they are loaded yet or not. Does not know how
-anything is counted.
 """
 
 from __future__ import annotations

@@ -25,8 +25,6 @@ from ..dependencies import (
     bearer,
     check_scope,
     client,
-    in_force,
-    key_owner,
 )
 from ..errors import ApiError
 from ..http.bodies import json_object
@@ -116,10 +114,10 @@ def _caller(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]
     key = bearer(websocket) or _key_of_browser(websocket)
     if key is not None and key.startswith(SECRET_PREFIX):
         owner, config = streams.secrets.read(key, time.time())
-        if keyring.rights and not in_force(keyring, owner):
+        if keyring.rights and not keyring.in_force(owner):
             raise ApiError("invalid_api_key", "the client secret is of a key that has expired")
     elif keyring.rights:
-        found = key_owner(keyring, key)
+        found = keyring.owner(key or "")
         if found is None:
             raise ApiError(
                 "invalid_api_key",

@@ -13,6 +13,7 @@ The repository's handler.py is one line:
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import threading
@@ -68,8 +69,7 @@ class EndpointHandler:
             return {"detail": ApiError.of(error).message}
         except ApiError as error:
             return {"detail": error.message}
-        drafting = self.session.context.whisper.drafting
-        warnings += parameters.warnings(drafting=drafting, diarizing=self.speakers is not None)
+        warnings += parameters.warnings(diarizing=self.speakers is not None)
         return huggingface_contract.answer(transcript, diarized, warnings)
 
     def _transcribed(
@@ -80,7 +80,7 @@ class EndpointHandler:
         with ExitStack() as cleanup:
             diarization = None
             if self.speakers is not None:
-                diarization = self.speakers.start_blocking(bounds=parameters.bounds())
+                diarization = self.speakers.start(bounds=parameters.bounds())
                 cleanup.callback(diarization.close)
             tap = diarization.add_samples if diarization is not None else None
             options = parameters.options(diarizing=diarizing)
@@ -89,7 +89,7 @@ class EndpointHandler:
             transcript = decoding.transcript
             if diarization is None:
                 return transcript, None
-            return transcript, diarization.assign_blocking(transcript, numbered)
+            return transcript, asyncio.run(diarization.assign(transcript, numbered))
 
     def close(self) -> None:
         """End the thread and the decoders. Endpoints never call it."""

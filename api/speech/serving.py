@@ -1,19 +1,14 @@
 """Speech serving: the process's transcriber in its own thread, used from the event loop.
 
-    serving = Serving.of(settings)
-    serving.start()                          # loads in the thread; `life.state` tells how far it is
     decoding = serving.follow(samples, options, None, progressed, done)   # one upload through the engine
-    await serving.stop()
 
-After `idle_unload_s` without work the model leaves memory; the next request has it loaded and waits.
-
-All requests share one session, so the windows of all uploads share the engine's slots. Does not know
-forms and answers.
+All requests share one session, so the windows of all uploads share the engine's slots. After `idle_unload_s`
+without work the model leaves memory; the next request has it loaded and waits. Does not know forms and
+answers.
 
 A front end has no model and is ready at once: it accepts jobs, and `forescribe worker` does them on other
-machines. Recordings are still decoded here, in child processes, for their length and to refuse what is not
-audio. What only the model can tell (whether it knows a language that Whisper knows) fails the job instead of
-the request.
+machines. Recordings are still decoded here, for their length and to refuse what is not audio. What only the
+model can tell (whether it knows a language that Whisper knows) fails the job instead of the request.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
@@ -111,7 +105,8 @@ class Serving:
         self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = Metrics()
         self.session: Session | None = None
-        self._facts: Facts | None = None
+        self.tokens: SpeechTokens | None = None
+        """The model's special tokens, whether it is in memory or not; a front end does not know them."""
         self._stats = Stats()  # of sessions that have ended
         self.idle = IdleUnload(settings.idle_unload_s or 0.0, self._busy, self._unload)
         self.thread = ModelThread(
@@ -138,7 +133,7 @@ class Serving:
             self.thread.start()
             self.idle.start()
         elif self.life.state == "loading":
-            self._facts, self.life.state = Facts(None, drafting=True), "ready"
+            self.life.state = "ready"
 
     async def stop(self) -> None:
         """Drain, and wait for the end."""
@@ -176,12 +171,25 @@ class Serving:
 
     # -- on the event loop ------------------------------------------------------------------------
 
-    def check(self) -> Facts:
-        """What is known of the model, in memory or not. Raises ApiError `not_ready` if no work is
-        admitted."""
-        if not self.life.open or self._facts is None:
+    def check(self) -> None:
+        """Raises ApiError `not_ready` if no work is admitted."""
+        if not self.life.open:
             raise ApiError("not_ready", f"the server is {self.life.state}")
-        return self._facts
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model translates, as far as it is known."""
+        return self.tokens is None or self.tokens.translates
+
+    def check_language(self, names: str, param: str = "language") -> None:
+        """Raises ApiError `invalid_value`, which names the field `param`, for one of several languages,
+        separated by commas, that the model does not know."""
+        from forescribe.asr.model.languages import read_languages
+
+        try:
+            (read_languages if self.tokens is None else self.tokens.spoken)(names)
+        except UsageError as error:
+            raise ApiError.of(error, param=param) from error
 
     async def decoded(self, file: BinaryIO, name: str = NAME) -> DecodedFile:
         """The samples of an upload, which the caller closes; `name` is that of its field. Raises ApiError for
@@ -263,8 +271,9 @@ class Serving:
             raise ApiError.of(error, param="session") from error
 
     def _ready(self) -> Session:
-        if not self.life.open or self.session is None:
-            raise ApiError("not_ready", f"the server is {self.life.state}")
+        self.check()
+        if self.session is None:
+            raise ApiError("not_ready", "the model was unloaded")
         return self.session
 
     # -- on the engine's thread -------------------------------------------------------------------
@@ -278,8 +287,7 @@ class Serving:
             return Session(transcriber.context, readers=READERS)
 
     def _run(self, session: Session) -> None:
-        whisper = session.context.whisper
-        self._facts = Facts(whisper.tokens, whisper.drafting)
+        self.tokens = session.context.whisper.tokens
         self.session = session
         self.idle.loaded()
         if self.thread.closed.is_set():  # the end came while it was loaded
@@ -305,30 +313,6 @@ class Serving:
         session.close()  # its thread ends, and nothing refers to the model any more
         self.speakers.unload()
         report("unloaded", what=SPEECH_MODEL, name=self.settings.model_name)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What requests are checked against: the model's special tokens, which a front end does not know, and
-    whether something drafts."""
-
-    tokens: SpeechTokens | None
-    drafting: bool
-
-    @property
-    def translates(self) -> bool:
-        """Whether the model translates."""
-        return self.tokens is None or self.tokens.translates
-
-    def check_language(self, names: str, param: str = "language") -> None:
-        """Raises ApiError `invalid_value`, which names the field `param`, for one of several languages,
-        separated by commas, that the model does not know."""
-        from forescribe.asr.model.languages import read_languages
-
-        try:
-            (read_languages if self.tokens is None else self.tokens.spoken)(names)
-        except UsageError as error:
-            raise ApiError.of(error, param=param) from error
 
 
 def load_transcriber(settings: Settings) -> Transcriber:

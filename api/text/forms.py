@@ -2,14 +2,14 @@
 
 OpenAI's options that this service does not have (tools, biases, best_of) are refused by name, unless they
 ask for nothing, as the defaults of wrappers do: `IDLE`. `top_k`, `min_p`, `repetition_penalty` and `gamma`
-are extensions; SDKs send them as `extra_body`. Answers are whole or in chunks, pure functions of completions.
-Does not know how texts are generated.
+are extensions; SDKs send them as `extra_body`. Does not know how texts are generated.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -24,7 +24,7 @@ from ..http.bodies import json_object
 from ..wording import field_of, told
 
 if TYPE_CHECKING:
-    from forescribe.text.streaming import Completion, Options, Token
+    from forescribe.text.streaming import Candidate, Completion, Options, Token
 
     Text = tuple[tuple[int, ...], Options]
     """A prompt in tokens, and the options of its text."""
@@ -244,17 +244,17 @@ FormT = TypeVar("FormT", bound=TextForm)
 
 async def parse(request: Request, kind: type[FormT]) -> FormT:
     """Read and check the body. Raises ApiError `invalid_value` with the name of the field."""
-    return checked(await json_object(request, MAX_BODY), kind)
-
-
-def checked(body: Mapping[str, Any], kind: type[FormT]) -> FormT:
-    """Raises ApiError `invalid_value` with the name of the field."""
+    body = await json_object(request, MAX_BODY)
     # null counts as absent
     values = {k: v for k, v in body.items() if v is not None and not _idle(k, v)}
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _refused(error.errors(), kind) from error
+        place, message = told(error.errors(), kind.model_fields)
+        param = field_of(place) or "top_logprobs"
+        if param in IDLE:
+            message = "is not here: this server writes text, and calls, biases and stores nothing"
+        raise ApiError("invalid_value", f"{place or param}: {message}", param=param) from error
 
 
 def _idle(name: str, value: object) -> bool:
@@ -302,24 +302,25 @@ class Shape:
 
     def begin(self, index: int) -> Json | None:
         """The first chunk of a choice, before its text; None for none."""
-        raise NotImplementedError
+        return None
 
-    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+    def part(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
         """A chunk with text of a choice."""
         raise NotImplementedError
 
-    def end(self, index: int, completion: Completion) -> Json:
+    def end(self, index: int, finish: str) -> Json:
         """The last chunk of a choice."""
+        raise NotImplementedError
+
+    def choice(self, index: int, done: Completion) -> Json:
+        """A whole choice."""
         raise NotImplementedError
 
     def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json:
         """The whole answer."""
-        choices = [self._whole_choice(index, done) for index, done in enumerate(completions)]
+        choices = [self.choice(index, done) for index, done in enumerate(completions)]
         usage = usage_of(completions, prompt_tokens)
         return {**self._head(self.kind), "choices": choices, "usage": usage}
-
-    def _whole_choice(self, index: int, done: Completion) -> Json:
-        raise NotImplementedError
 
     def _head(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -337,18 +338,15 @@ class TextShape(Shape):
 
     def __init__(self, model: str, created: int, *, logprobs: int | None, usage: bool) -> None:
         super().__init__(model, created, logprobs=logprobs, usage=usage)
-        self._offsets: dict[int, int] = {}  # characters of the tokens so far, by choice
+        self._offsets = Counter[int]()  # characters of the tokens so far, by choice
 
-    def begin(self, index: int) -> Json | None:
-        return None
-
-    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+    def part(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
         return self._choice(index, text, tokens, None)
 
-    def end(self, index: int, completion: Completion) -> Json:
-        return self._choice(index, "", (), completion.finish)
+    def end(self, index: int, finish: str) -> Json:
+        return self._choice(index, "", (), finish)
 
-    def _whole_choice(self, index: int, done: Completion) -> Json:
+    def choice(self, index: int, done: Completion) -> Json:
         return self._choice(index, done.text, done.tokens, done.finish)
 
     def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> Json:
@@ -356,11 +354,10 @@ class TextShape(Shape):
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> Json:
-        offsets, at = [], self._offsets.get(index, 0)
+        offsets = []
         for token in tokens:
-            offsets.append(at)
-            at += len(token.data.decode(errors="replace"))
-        self._offsets[index] = at
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(token.data.decode(errors="replace"))
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -375,15 +372,16 @@ class ChatShape(Shape):
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def begin(self, index: int) -> Json | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, (), None)
+        return self._delta(index, {"role": "assistant", "content": ""})
 
-    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
-        return self._choice(index, {"content": text}, tokens, None)
+    def part(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+        logprobs = self._logprobs(tokens) if tokens else None
+        return self._delta(index, {"content": text}, logprobs=logprobs)
 
-    def end(self, index: int, completion: Completion) -> Json:
-        return self._choice(index, {}, (), completion.finish)
+    def end(self, index: int, finish: str) -> Json:
+        return self._delta(index, {}, finish=finish)
 
-    def _whole_choice(self, index: int, done: Completion) -> Json:
+    def choice(self, index: int, done: Completion) -> Json:
         return {
             "index": index,
             "message": {"role": "assistant", "content": done.text, "refusal": None},
@@ -391,28 +389,29 @@ class ChatShape(Shape):
             "finish_reason": done.finish,
         }
 
-    def _choice(
-        self, index: int, delta: Mapping[str, str], tokens: Sequence[Token], finish: str | None
+    def _delta(
+        self,
+        index: int,
+        delta: Json,
+        *,
+        logprobs: Json | None = None,
+        finish: str | None = None,
     ) -> Json:
-        logprobs = self._logprobs(tokens) if tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, tokens: Iterable[Token]) -> Json | None:
         if self.logprobs is None:
             return None
-        content = [
-            {
-                "token": token.text,
-                "logprob": token.logprob,
-                "bytes": list(token.data),
-                "top_logprobs": [
-                    {"token": c.text, "logprob": c.logprob, "bytes": list(c.data)}
-                    for c in token.best
-                ],
-            }
-            for token in tokens
-        ]
+        content = [{**_ranked(t), "top_logprobs": [_ranked(c) for c in t.best]} for t in tokens]
         return {"content": content, "refusal": None}
+
+
+def _ranked(candidate: Candidate) -> Json:
+    return {
+        "token": candidate.text,
+        "logprob": candidate.logprob,
+        "bytes": list(candidate.data),
+    }
 
 
 def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
@@ -423,14 +422,6 @@ def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
         "completion_tokens": generated,
         "total_tokens": prompt_tokens + generated,
     }
-
-
-def _refused(errors: Sequence[Any], kind: type[BaseModel]) -> ApiError:
-    place, message = told(errors, kind.model_fields)
-    param = field_of(place) or "top_logprobs"
-    if param in IDLE:
-        message = "is not here: this server writes text, and calls, biases and stores nothing"
-    return ApiError("invalid_value", f"{place or param}: {message}", param=param)
 
 
 def _seed_of(seed: int, index: int) -> int:

@@ -26,8 +26,8 @@ SECRETS = "/v1/realtime/client_secrets"
 
 def keys(**rights: object) -> dict:
     return {
-        "team": {"hash": digest(KEY), **rights},
-        "text": {"hash": digest(OTHER), "scopes": ["text"]},
+        "team": {"hashes": [digest(KEY)], **rights},
+        "text": {"hashes": [digest(OTHER)], "scopes": ["text"]},
     }
 
 

@@ -244,7 +244,6 @@ def test_what_is_told_is_counted(service) -> None:
     now = series(client)
     assert now["forescribe_live_items_total{result=completed}"] == 1
     assert now["forescribe_live_audio_seconds_total"] == 2.5
-    assert now["forescribe_live_words_total"] >= now["forescribe_live_contradicted_words_total"]
     assert now["forescribe_live_lag_seconds_count"] >= 0
 
 
