@@ -25,7 +25,7 @@ from .dependencies import browser_caller, caller
 from .http import errors
 from .http.errors import RequestId
 from .http.openapi import describe
-from .http.origins import EXPOSED, HostNames, OriginGuard
+from .http.origins import EXPOSED, OriginGuard
 from .process import Failure, Watchdog, exit_failed, exit_hung, log_unexpected
 from .realtime.streams import Streams
 from .routers import asr_webservice, audio, endpoints, operations, page, realtime, text
@@ -193,11 +193,12 @@ def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
             expose_headers=EXPOSED,
             allow_private_network=True,
         )
-    names = HostNames.of(settings.host, settings.allowed_hosts, keyed=bool(settings.api_keys))
     app.add_middleware(
         OriginGuard,
-        names=names,
+        host=settings.host,
+        names=settings.allowed_hosts,
         origins=settings.allowed_origins,
+        keyed=bool(settings.api_keys),
         refused=serving.metrics.refused,
     )
     app.add_middleware(RequestId, metrics=serving.metrics)

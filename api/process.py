@@ -140,12 +140,6 @@ class Engine(Protocol):
 
     life: Life
 
-    def start(self) -> None:
-        """Load the model, and run it in its thread."""
-
-    async def stop(self) -> None:
-        """End the work in progress, and wait for the end. A load is not waited for."""
-
     @property
     def round_s(self) -> float:
         """Seconds since the current round began; 0 between rounds."""
@@ -303,7 +297,9 @@ class ModelThread(Generic[T]):
                 model = self._load()
                 self._log("loaded", seconds=round(time.monotonic() - began_s, 1))
                 self.loaded.set()
-                self._wait_for_others()
+                for other in self.others:
+                    while not (other.wait(POLL_S) or self.closed.is_set()):
+                        pass
                 self._run(model)
                 del model
                 if not self._again():
@@ -316,11 +312,6 @@ class ModelThread(Generic[T]):
 
     def _log(self, event: str, **facts: float) -> None:
         log.info(json.dumps({"event": event, "what": self.what, "name": self.name, **facts}))
-
-    def _wait_for_others(self) -> None:
-        for other in self.others:
-            while not (other.wait(POLL_S) or self.closed.is_set()):
-                pass
 
 
 class Mailbox(Generic[T]):

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, cast
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -92,6 +92,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.build = Info("forescribe_build", "What runs here; always 1.", registry=self.registry)
         self._requests = self.counter("requests", "Requests answered.", "route", "status")
         self._errors = self.counter(
             "errors", "Recordings that failed after they were queued.", "code"

@@ -74,8 +74,8 @@ LONG_MESSAGE = 1 << 16
 """Characters from which on an event is parsed, and its audio decoded, in a thread: the way to a thread and
 back takes longer than what is less."""
 
-METER_S = 10.0
-"""Of audio, which is counted together, and after which the key is looked at again."""
+CHECK_S = 10.0
+"""Of audio, after which the key and the limit of audio are looked at again."""
 
 CLOSE_S = 5.0
 """For the last messages before the close."""
@@ -140,7 +140,7 @@ class Connection:
         self._expires_at = int(time.time() + SESSION_S)
         self._loop = asyncio.get_running_loop()
         self._started = False  # audio has come
-        self._received_s = self._unmetered_s = 0.0
+        self._received_s = self._checked_s = 0.0
         self._end: asyncio.Future[End] = self._loop.create_future()
         self._busy: asyncio.Future[Any] | None = None  # in a thread
         place.leave = self.leave
@@ -164,8 +164,7 @@ class Connection:
                 task.cancel()
             self.audio.cancel()
             self._report(end, time.monotonic() - began_s)
-            # All of it is counted, also if this task is cancelled.
-            await asyncio.shield(asyncio.ensure_future(self._count(sender, reader)))
+            await asyncio.gather(sender, reader, return_exceptions=True)
 
     def leave(self) -> None:
         """The process drains. May be called from any thread."""
@@ -247,32 +246,24 @@ class Connection:
             while behind_s > MAX_BEHIND_S:
                 await asyncio.sleep(BEHIND_POLL_S)
                 behind_s = await self._in_thread(lambda: self.audio.behind_s)
-            seconds = len(piece) / second
-            self._received_s += seconds
-            self._unmetered_s += seconds
-            if self._unmetered_s >= METER_S:
+            self.streams.received(len(piece) / second)
+            self._received_s += len(piece) / second
+            if self._received_s >= self._checked_s + CHECK_S:
+                self._checked_s = self._received_s
                 try:
-                    await self._meter()
+                    self._check_limits()
                 except ApiError as error:
                     return End(1008, error)
         return None
 
-    async def _meter(self) -> None:
-        """Count the audio. Raises ApiError for too much of it, and if the key is no longer in force."""
-        owner, seconds = self.client.owner, self._unmetered_s
+    def _check_limits(self) -> None:
+        """Raises ApiError for too much audio, and if the key is no longer in force."""
+        owner = self.client.owner
         if owner and not self.websocket.app.state.keyring.in_force(owner):
             raise ApiError("invalid_api_key", "the API key has expired or was removed")
         if self._received_s > self.settings.max_audio_s:
             text = f"the session has had {self.settings.max_audio_s:g} s of audio, the maximum (max_audio_s)"
             raise ApiError("audio_too_long", text)
-        self._unmetered_s = 0.0
-        self.streams.received(seconds)
-
-    async def _count(self, *tasks: asyncio.Task[Any]) -> None:
-        """Count what was received after the last time; the session and its tasks have ended."""
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with suppress(ApiError):
-            await self._meter()
 
     # -- sending ----------------------------------------------------------------------------------
 

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from forescribe.asr.decode.options import MAX_LISTED
-
 from ..errors import ApiError
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
 from ..speech.diarization import check_pairs
-from ..speech.forms import MAX_KNOWN, Entry, LiveForm, TranscriptionForm, check_model
+from ..speech.forms import Known, Languages, LiveForm, TranscriptionForm, check_model
 from ..speech.serving import Serving
 from ..wording import told
 
@@ -62,13 +60,11 @@ class Transcription(LiveForm):
     """How the audio is transcribed. `model` is any name of the loaded model. Not OpenAI's: `diarize` asks for
     the speakers of segments, known ones by the names and references of an upload."""
 
-    languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
-        None
-    )
+    languages: Languages = None
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] = "medium"
     diarize: bool = False
-    known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
-    known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
+    known_speaker_names: Known = ()
+    known_speaker_references: Known = ()
 
 
 class Detection(Frozen):

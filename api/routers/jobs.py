@@ -245,20 +245,14 @@ async def uncorrect(id: str, jobs: JobsDep, caller: Caller) -> Response:
 
 @router.head("/{id}/audio", include_in_schema=False)
 @router.get("/{id}/audio")
-async def audio(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
+async def audio(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """The uploaded file, byte for byte; `Range` is supported."""
     job = await asyncio.to_thread(jobs.operations.get, id, caller)
     path = await asyncio.to_thread(jobs.operations.audio, id, caller)
     guessed = mimetypes.guess_type(job.label or "")[0] or ""
     media_type = guessed if guessed.startswith(("audio/", "video/")) else "application/octet-stream"
     try:  # `inline`: browsers play it, and save it under its original name
-        return await file_response(
-            request,
-            path,
-            filename=job.label or "recording",
-            media_type=media_type,
-            disposition="inline",
-        )
+        return await file_response(path, filename=job.label or "recording", media_type=media_type)
     except FileNotFoundError as error:  # deleted in between
         raise ApiError("not_found", "the audio of this job is not kept any more") from error
 

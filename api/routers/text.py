@@ -22,9 +22,9 @@ from ..speech.serving import Serving
 from ..text.forms import (
     ChatForm,
     CompletionForm,
+    Form,
     Json,
     Shape,
-    TextForm,
     parse,
     prompt_tokens,
     shape_of,
@@ -61,7 +61,7 @@ async def _written(
     text_serving: TextServing,
     serving: Serving,
     client: Client,
-    kind: type[TextForm],
+    kind: type[Form],
 ) -> Response:
     generator = text_serving.check()
     if serving.life.leaving:
@@ -90,7 +90,8 @@ async def _written(
         completions = await while_connected(request, texts.completions())
     finally:
         end()
-    return JSONResponse(shape.whole(completions, read))
+    choices = [shape.choice(index, done) for index, done in enumerate(completions)]
+    return JSONResponse(shape.whole(choices, usage_of(completions, read)))
 
 
 async def _chunks(

@@ -205,6 +205,10 @@ class RecordingDiarization:
         except ForescribeError as error:
             raise ApiError.of(error) from error
 
+    def assign_blocking(self, transcript: Transcript, label: Label) -> Transcript:
+        """As `assign`; waits for the diarizer. Raises ForescribeError."""
+        return relabelled(self._task.finish(transcript).result(), self._taken, label)
+
     def close(self) -> None:
         """Drop what has not begun, without waiting for the block in progress."""
         self._task.cancel()

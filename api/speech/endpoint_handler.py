@@ -13,7 +13,6 @@ The repository's handler.py is one line:
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import threading
@@ -89,7 +88,7 @@ class EndpointHandler:
             transcript = decoding.transcript
             if diarization is None:
                 return transcript, None
-            return transcript, asyncio.run(diarization.assign(transcript, numbered))
+            return transcript, diarization.assign_blocking(transcript, numbered)
 
     def close(self) -> None:
         """End the thread and the decoders. Endpoints never call it."""

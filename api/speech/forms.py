@@ -46,42 +46,29 @@ MAX_SPEAKER_NAME = 255
 HYSTERESIS = 0.15
 """How far below the onset threshold speech ends (silero-vad's default)."""
 
-_NO, _YES, _ONE = ("false", "0"), ("true", "1"), ("1", "1.0")
+NEVER_USED = """
+append_punctuations batch_size chunk_length clip_timestamps hallucination_silence_threshold
+language_detection_segments language_detection_threshold max_initial_timestamp max_new_tokens prefix
+prepend_punctuations prompt_reset_on_temperature suppress_blank suppress_tokens vad_parameters
+"""
 
 FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "best_of": _ONE,
-        "condition_on_previous_text": _YES,
-        "repetition_penalty": _ONE,
+        "best_of": ("1", "1.0"),
+        "condition_on_previous_text": ("true", "1"),
+        "repetition_penalty": ("1", "1.0"),
         "no_repeat_ngram_size": ("0",),
-        "without_timestamps": _NO,
-        "multilingual": _NO,
-        "log_progress": _NO,
-        **dict.fromkeys(
-            (
-                "append_punctuations",
-                "batch_size",
-                "chunk_length",
-                "clip_timestamps",
-                "hallucination_silence_threshold",
-                "language_detection_segments",
-                "language_detection_threshold",
-                "max_initial_timestamp",
-                "max_new_tokens",
-                "prefix",
-                "prepend_punctuations",
-                "prompt_reset_on_temperature",
-                "suppress_blank",
-                "suppress_tokens",
-                "vad_parameters",
-            ),
-            (),
-        ),
+        "without_timestamps": ("false", "0"),
+        "multilingual": ("false", "0"),
+        "log_progress": ("false", "0"),
+        **dict.fromkeys(NEVER_USED.split(), ()),
     }
 )
 """Its options that have no effect here, with the values for which that makes no difference."""
 
 Entry = Annotated[str, Field(max_length=MAX_NAME)]
+Languages = Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None
+Known = Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)]
 
 OBJECTS = frozenset({"chunking_strategy", "expires_after"})
 
@@ -166,15 +153,13 @@ class TranscriptionForm(DecodingForm):
     """`/v1/audio/transcriptions`, without the file. `hint` is not OpenAI's: text that is probably spoken,
     which drafts are copied from and no word depends on."""
 
-    languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
-        None
-    )
+    languages: Languages = None
     include: tuple[Literal["logprobs"], ...] = ()
     timestamp_granularities: tuple[Literal["word", "segment"], ...] | None = None
     stream: bool = False
     chunking_strategy: Literal["auto"] | VadConfig | None = None
-    known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
-    known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
+    known_speaker_names: Known = ()
+    known_speaker_references: Known = ()
 
     @property
     def diarized(self) -> bool:

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
@@ -118,6 +118,7 @@ class Serving:
             self.idle.wanted,
         )
         _register(self)
+        self._tell_build()
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -287,8 +288,9 @@ class Serving:
             return Session(transcriber.context, readers=READERS)
 
     def _run(self, session: Session) -> None:
-        self.tokens = session.context.whisper.tokens
-        self.session = session
+        whisper = session.context.whisper
+        self._tell_build(str(whisper.engine), whisper.device.name)
+        self.tokens, self.session = whisper.tokens, session
         self.idle.loaded()
         if self.thread.closed.is_set():  # the end came while it was loaded
             session.close()
@@ -297,6 +299,11 @@ class Serving:
             log.info('{"event": "ready"}')
         if self.life.open:
             session.run()
+
+    def _tell_build(self, engine: str = "", device: str = "") -> None:
+        """What runs here; engine and device are unknown until the model is loaded."""
+        facts = {"version": version("forescribe"), "model": self.settings.model_name}
+        self.metrics.build.info({**facts, "engine": engine, "device": device})
 
     # -- on a thread that looks whether it is idle ------------------------------------------------
 
@@ -346,21 +353,6 @@ def _register(serving: Serving) -> None:
     """Register series that are read when metrics are requested."""
     metrics, admission = serving.metrics, serving.admission
 
-    def build_info() -> Iterator[Metric]:
-        """Version, model, engine and device; the last two are empty until the model is loaded."""
-        session = serving.session
-        whisper = None if session is None else session.context.whisper
-        facts = {
-            "version": version("forescribe"),
-            "model": serving.settings.model_name,
-            "engine": "" if whisper is None else str(whisper.engine),
-            "device": "" if whisper is None else whisper.device.name,
-        }
-        text = "What runs here; always 1."
-        family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
-        family.add_metric(list(facts.values()), 1)
-        yield family
-
     def engine_counts() -> Iterator[Metric]:
         """Counters that the engine keeps itself; up to five seconds old."""
         stats = serving.stats()
@@ -373,7 +365,6 @@ def _register(serving: Serving) -> None:
             return 0.0
         return 1 - session.context.slots.free / session.context.engine.batch
 
-    metrics.register(build_info)
     metrics.register(engine_counts)
     text = "Time of the engine's thread by stage; up to five seconds old."
     metrics.count("engine_seconds", text, "stage", lambda: serving.stats().seconds)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -103,48 +103,6 @@ class TextForm(BaseModel):
     def usage_streamed(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    @property
-    def prompts(self) -> list[Prompt]:
-        raise NotImplementedError
-
-    @property
-    def max_text_tokens(self) -> int | None:
-        """The maximum number of tokens of one text."""
-        raise NotImplementedError
-
-    @property
-    def ranks(self) -> int | None:
-        """How many of the most probable tokens are returned for each position; None for no
-        log-probabilities at all."""
-        raise NotImplementedError
-
-    def choices(self) -> list[Options]:
-        """The options of the `n` texts of one prompt. Without a seed they differ each time; with one, each
-        text has a separate seed that depends on nothing else."""
-        from forescribe.speculative.requests import Sampling
-        from forescribe.text.streaming import Options
-
-        seed = secrets.randbits(31) if self.seed is None else self.seed
-        return [
-            Options(
-                max_tokens=self.max_text_tokens,
-                temperature=self.temperature,
-                sampling=Sampling(
-                    top_k=self.top_k,
-                    top_p=self.top_p,
-                    min_p=self.min_p,
-                    repetition=self.repetition_penalty,
-                    presence=self.presence_penalty,
-                    frequency=self.frequency_penalty,
-                ),
-                seed=_seed_of(seed, index),
-                stop=self.stop or (),
-                logprobs=self.ranks or 0,
-                gamma=self.gamma,
-            )
-            for index in range(self.n)
-        ]
-
 
 class CompletionForm(TextForm):
     prompt: str | Ids | list[str] | list[Ids]
@@ -155,10 +113,13 @@ class CompletionForm(TextForm):
 
     @property
     def max_text_tokens(self) -> int | None:
+        """The maximum number of tokens of one text."""
         return self.max_tokens
 
     @property
     def ranks(self) -> int | None:
+        """How many of the most probable tokens are returned for each position; None for no
+        log-probabilities at all."""
         return self.logprobs
 
     @property
@@ -239,10 +200,10 @@ class ChatForm(TextForm):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-FormT = TypeVar("FormT", bound=TextForm)
+Form = CompletionForm | ChatForm
 
 
-async def parse(request: Request, kind: type[FormT]) -> FormT:
+async def parse(request: Request, kind: type[Form]) -> Form:
     """Read and check the body. Raises ApiError `invalid_value` with the name of the field."""
     body = await json_object(request, MAX_BODY)
     # null counts as absent
@@ -262,7 +223,7 @@ def _idle(name: str, value: object) -> bool:
     return any(value == one and type(value) is type(one) for one in IDLE.get(name, ()))
 
 
-def texts_of(form: TextForm, encode: Callable[[Prompt], tuple[int, ...]]) -> list[Text]:
+def texts_of(form: Form, encode: Callable[[Prompt], tuple[int, ...]]) -> list[Text]:
     """The prompts of all texts, in tokens, with their options; takes the time that `encode` takes. Raises
     ApiError `invalid_value` for too many texts, and a prompt that cannot be continued."""
     if len(form.prompts) * form.n > MAX_TEXTS:
@@ -272,22 +233,45 @@ def texts_of(form: TextForm, encode: Callable[[Prompt], tuple[int, ...]]) -> lis
     except RequestError as error:
         param = "messages" if isinstance(form, ChatForm) else "prompt"
         raise ApiError("invalid_value", str(error), param=param) from error
-    choices = form.choices()
+    choices = _choices(form)
     return [(prompt, options) for prompt in prompts for options in choices]
 
 
-def prompt_tokens(form: TextForm, texts: Sequence[Text]) -> int:
+def _choices(form: Form) -> list[Options]:
+    """The options of the `n` texts of one prompt. Without a seed they differ each time; with one, each
+    text has a separate seed that depends on nothing else."""
+    from forescribe.speculative.requests import Sampling
+    from forescribe.text.streaming import Options
+
+    seed = secrets.randbits(31) if form.seed is None else form.seed
+    sampling = Sampling(
+        top_k=form.top_k,
+        top_p=form.top_p,
+        min_p=form.min_p,
+        repetition=form.repetition_penalty,
+        presence=form.presence_penalty,
+        frequency=form.frequency_penalty,
+    )
+    return [
+        Options(
+            max_tokens=form.max_text_tokens,
+            temperature=form.temperature,
+            sampling=sampling,
+            seed=_seed_of(seed, index),
+            stop=form.stop or (),
+            logprobs=form.ranks or 0,
+            gamma=form.gamma,
+        )
+        for index in range(form.n)
+    ]
+
+
+def prompt_tokens(form: Form, texts: Sequence[Text]) -> int:
     """Tokens of the prompts. Each counts once, however many texts are generated for it."""
     return sum(len(prompt) for prompt, _ in texts) // form.n
 
 
-def shape_of(form: TextForm, model: str) -> Shape:
-    """The format of the answer to a form, created now. `model` is the name that it tells."""
-    kind = ChatShape if isinstance(form, ChatForm) else TextShape
-    return kind(model, int(time.time()), logprobs=form.ranks, usage=form.usage_streamed)
-
-
-class Shape:
+class AnswerShape:
     """The JSON format of one of the two routes, for one answer. `created` is in Unix seconds; `logprobs` is
     the number of most probable tokens per position, None for no log-probabilities."""
 
@@ -300,26 +284,8 @@ class Shape:
         self.logprobs, self.with_usage = logprobs, usage
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
 
-    def begin(self, index: int) -> Json | None:
-        """The first chunk of a choice, before its text; None for none."""
-        return None
-
-    def part(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
-        """A chunk with text of a choice."""
-        raise NotImplementedError
-
-    def end(self, index: int, finish: str) -> Json:
-        """The last chunk of a choice."""
-        raise NotImplementedError
-
-    def choice(self, index: int, done: Completion) -> Json:
-        """A whole choice."""
-        raise NotImplementedError
-
-    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json:
+    def whole(self, choices: list[Json], usage: Json) -> Json:
         """The whole answer."""
-        choices = [self.choice(index, done) for index, done in enumerate(completions)]
-        usage = usage_of(completions, prompt_tokens)
         return {**self._head(self.kind), "choices": choices, "usage": usage}
 
     def _head(self, kind: str) -> Json:
@@ -331,7 +297,7 @@ class Shape:
         return {**body, "usage": usage} if self.with_usage else body
 
 
-class TextShape(Shape):
+class TextShape(AnswerShape):
     """`/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
@@ -340,13 +306,19 @@ class TextShape(Shape):
         super().__init__(model, created, logprobs=logprobs, usage=usage)
         self._offsets = Counter[int]()  # characters of the tokens so far, by choice
 
+    def begin(self, index: int) -> None:
+        """The first chunk of a choice, before its text: none."""
+
     def part(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+        """A chunk with text of a choice."""
         return self._choice(index, text, tokens, None)
 
     def end(self, index: int, finish: str) -> Json:
+        """The last chunk of a choice."""
         return self._choice(index, "", (), finish)
 
     def choice(self, index: int, done: Completion) -> Json:
+        """A whole choice."""
         return self._choice(index, done.text, done.tokens, done.finish)
 
     def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> Json:
@@ -366,12 +338,12 @@ class TextShape(Shape):
         }
 
 
-class ChatShape(Shape):
+class ChatShape(AnswerShape):
     """`/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def begin(self, index: int) -> Json | None:
+    def begin(self, index: int) -> Json:
         return self._delta(index, {"role": "assistant", "content": ""})
 
     def part(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
@@ -404,6 +376,15 @@ class ChatShape(Shape):
             return None
         content = [{**_ranked(t), "top_logprobs": [_ranked(c) for c in t.best]} for t in tokens]
         return {"content": content, "refusal": None}
+
+
+Shape = TextShape | ChatShape
+
+
+def shape_of(form: Form, model: str) -> Shape:
+    """The format of the answer to a form, created now. `model` is the name that it tells."""
+    kind = ChatShape if isinstance(form, ChatForm) else TextShape
+    return kind(model, int(time.time()), logprobs=form.ranks, usage=form.usage_streamed)
 
 
 def _ranked(candidate: Candidate) -> Json:

@@ -33,7 +33,6 @@ def test_the_command_wins_over_the_environment_and_that_over_the_file(
 @pytest.mark.parametrize(
     ("text", "culprit"),
     [
-        ("prot = 1", "prot"),
         ('port = "many"', "port"),
         ("max_audio_s = 0", "max_audio_s"),
         ('[api_keys]\nteam = "secret"', "team"),
