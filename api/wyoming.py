@@ -251,8 +251,7 @@ class Request:
         if self._received_s > (most := self.connection.settings.max_audio_s):
             raise ApiError("audio_too_long", f"longer than {most:g} s")
         for at in range(0, len(data), second):
-            piece = data[at : at + second]
-            await asyncio.to_thread(self._fed, piece)
+            await asyncio.to_thread(self._fed, data[at : at + second])
             while self._stream.behind_s > MAX_BEHIND_S:
                 await asyncio.sleep(0.05)
             while not self._told.empty():

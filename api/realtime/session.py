@@ -136,22 +136,22 @@ class SessionConfig(Frozen):
             place, message = told(error.errors())
             param = f"{PARAM}.{place}"
             raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
-        if started:
-            for name, before, after in (
-                ("format", self.input.format, new.input.format),
-                (
-                    "transcription.model",
-                    self.input.transcription.model,
-                    new.input.transcription.model,
-                ),
-                ("transcription.diarize", self.diarize, new.diarize),
-                (f"transcription.{KNOWN[0]}", self.known, new.known),
-            ):
-                if before != after:
-                    param = f"{PARAM}.audio.input.{name}"
-                    text = f"{param}: cannot change once audio has come; open another session"
-                    raise ApiError("invalid_value", text, param=param)
+        for name, value in new._fixed.items():
+            if started and value != self._fixed[name]:
+                param = f"{PARAM}.audio.input.{name}"
+                text = f"{param}: cannot change once audio has come; open another session"
+                raise ApiError("invalid_value", text, param=param)
         return new
+
+    @property
+    def _fixed(self) -> dict[str, object]:
+        """What cannot change once audio has come, by its place in `audio.input`."""
+        return {
+            "format": self.input.format,
+            "transcription.model": self.input.transcription.model,
+            "transcription.diarize": self.diarize,
+            f"transcription.{KNOWN[0]}": self.known,
+        }
 
     def options(self, serving: Serving, settings: Settings) -> LiveOptions:
         """Raises ApiError `invalid_value` or `model_not_found` with the field that cannot be served."""

@@ -84,8 +84,7 @@ async def _written(
         serving.tracing.record("generate", began_ns, time.time_ns(), tokens=texts.written)
 
     if form.stream:
-        chunks = _chunks(texts, shape, read, usage=form.usage_streamed)
-        return EventStream(encoded(chunks), end)
+        return EventStream(encoded(_chunks(texts, shape, read)), end)
     try:
         completions = await while_connected(request, texts.completions())
     finally:
@@ -94,9 +93,8 @@ async def _written(
     return JSONResponse(shape.whole(choices, usage_of(completions, read)))
 
 
-async def _chunks(
-    texts: TextRequest, shape: Shape, read: int, *, usage: bool
-) -> AsyncGenerator[Json, None]:
+async def _chunks(texts: TextRequest, shape: Shape, read: int) -> AsyncGenerator[Json, None]:
+    """`read` are the tokens of the prompts."""
     ended: list[Completion] = []
     for index in range(len(texts.texts)):
         if (begin := shape.begin(index)) is not None:
@@ -108,5 +106,5 @@ async def _chunks(
         if event.completion is not None:
             ended.append(event.completion)
             yield shape.chunk([shape.end(index, event.completion.finish)])
-    if usage:
+    if shape.with_usage:
         yield shape.chunk([], usage_of(ended, read))

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 
 SPEECH_MODEL = "the speech model"
-"""What log lines call it."""
 
 READERS = max(2, len(os.sched_getaffinity(0)) // 4)
 """Uploads decoded at a time, and threads that cut them into windows. A child costs 38 ms of a core, mostly to

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 TEXT_MODEL = "the text model"
-"""What log lines call it."""
 
 log = logging.getLogger("forescribe.api")
 
