@@ -1,18 +1,16 @@
 """The applications: routes, middleware, models and jobs, composed.
 
     app = create_app(load())                            # the service, for uvicorn or a test client
-    app = create_app(settings, serving)                 # with the caller's own engine
     app = create_worker_app(settings, serving, jobs)    # `forescribe worker`
 
 A worker takes its work from the queue and has the routes of operators only: `/health`, `/ready` and
-`/metrics` answer without a key, because the port is the operators' own and reveals counts only; it is not
-opened unless it is asked for.
+`/metrics` answer without a key, because its port is not opened unless it is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -27,10 +25,10 @@ from .dependencies import browser_caller, caller
 from .http import errors
 from .http.errors import RequestId
 from .http.openapi import describe
-from .http.origins import EXPOSED, HostNames, OriginGuard
-from .process import Engine, Failure, Watchdog, exit_failed, exit_hung, log_unexpected
+from .http.origins import EXPOSED, OriginGuard
+from .process import Failure, Watchdog, exit_failed, exit_hung, log_unexpected
 from .realtime.streams import Streams
-from .routers import asr_webservice, audio, endpoints, gone, operations, page, realtime, text
+from .routers import asr_webservice, audio, endpoints, operations, page, realtime, text
 from .routers.operations import Readiness
 from .settings import Settings
 from .speech.serving import Serving
@@ -55,30 +53,13 @@ def create_app(
     job routes. `hung` is called if a model's round does not end,
     `failed` if a model cannot be loaded; both end the process, which its supervisor restarts.
     """
-    engine = serving or Serving.of(settings)
-    text_serving = TextServing.of(settings)
-    engine.life.failed = text_serving.life.failed = failed
-    engine.thread.wait_for(text_serving.thread)
-    text_serving.thread.wait_for(engine.thread)
-    starts: list[Callable[[], None]] = []
-    stops: list[Callable[[], None]] = []
-    if jobs is not None:
-        engine.life.closing.append(jobs.hand_over)
-        starts, stops = [jobs.start], [jobs.stop]
-    engines = (engine,) if text_serving.life.state == "off" else (engine, text_serving)
-    watchdog = Watchdog(engines, settings.stall_s, hung)
-
-    lifespan = _lifespan(engines, watchdog, starts, stops, failed)
-    app = _application(lifespan, engine.tracing)
-    app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
+    serving = serving or Serving.of(settings)
+    app = _application(settings, serving, jobs, serving.tracing, hung, failed)
     app.state.keyring = Keyring(settings.api_keys)
-    app.state.text_serving = text_serving
-    streams = Streams(settings, engine)
-    app.state.streams = streams
-    engine.life.closing.append(streams.drain)
-    app.state.readiness = Readiness(settings, engine, text_serving, jobs)
-    text_serving.watch(engine.metrics)
-    _add_middleware(app, settings, engine)
+    app.state.streams = Streams(settings, serving)
+    serving.life.closing.append(app.state.streams.drain)
+    app.state.text_serving.watch(serving.metrics)
+    _add_middleware(app, settings, serving)
     errors.install(app)
     _include_routes(app, settings, jobs)
     describe(app)
@@ -90,25 +71,92 @@ def create_worker_app(
     serving: Serving,
     jobs: Jobs,
     *,
-    hung: Callable[[], None] = exit_hung,
     failed: Callable[[Failure], None] = exit_failed,
 ) -> FastAPI:
-    """Create a worker. `hung` and `failed` are as for `create_app`."""
-    serving.life.failed = failed
-    serving.life.closing.append(jobs.hand_over)
-    watchdog = Watchdog((serving,), settings.stall_s, hung)
-
-    lifespan = _lifespan((serving,), watchdog, [jobs.start], [jobs.stop], failed)
-    app = _application(lifespan, Tracing())
-    app.state.settings, app.state.serving, app.state.jobs = settings, serving, jobs
-    app.state.streams = None
-    app.state.readiness = Readiness(settings, serving, TextServing.of(settings), jobs)
+    """Create a worker. `failed` is as for `create_app`."""
+    app = _application(settings, serving, jobs, Tracing(), exit_hung, failed)
     app.add_middleware(RequestId, metrics=serving.metrics)
     errors.install(app)
     errors.install_database(app)
     app.include_router(operations.health_router)
     app.include_router(operations.metrics_router)
     return app
+
+
+def _application(
+    settings: Settings,
+    serving: Serving,
+    jobs: Jobs | None,
+    tracing: Tracing,
+    hung: Callable[[], None],
+    failed: Callable[[Failure], None],
+) -> FastAPI:
+    """An application without routes. Models are loaded while it starts; the first of them drains all requests
+    at the end."""
+    text_serving = TextServing.of(settings)
+    serving.life.failed = text_serving.life.failed = failed
+    serving.thread.wait_for(text_serving.thread)
+    text_serving.thread.wait_for(serving.thread)
+    if jobs is not None:
+        serving.life.closing.append(jobs.hand_over)
+    engines = (serving,) if text_serving.life.state == "off" else (serving, text_serving)
+    watchdog = Watchdog(engines, settings.stall_s, hung)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for engine in engines:
+            engine.start()
+        watchdog.start()
+        try:
+            if jobs is not None:
+                await _start(jobs, failed)
+            async with _wyoming(settings, app.state.streams, failed):
+                yield
+        finally:
+            if jobs is not None:
+                await asyncio.to_thread(jobs.stop)
+            for engine in engines:
+                await engine.stop()
+            await asyncio.to_thread(serving.tracing.close)
+            watchdog.stop()
+
+    app = FastAPI(
+        title="forescribe",
+        lifespan=lifespan,
+        docs_url=None,  # nor FastAPI's other pages
+        redoc_url=None,
+        openapi_url=None,
+        telemetry=tracing.of_requests(),
+    )
+    app.state.settings, app.state.jobs, app.state.streams = settings, jobs, None
+    app.state.serving, app.state.text_serving = serving, text_serving
+    app.state.readiness = Readiness(settings, serving, text_serving, jobs)
+    return app
+
+
+async def _start(jobs: Jobs, failed: Callable[[Failure], None]) -> None:
+    """Without its database or its disk the process ends; no job is lost."""
+    try:
+        await asyncio.to_thread(jobs.start)
+    except Exception as error:
+        log_unexpected(error)
+        failed(Failure.of("the jobs' store", error))
+
+
+def _wyoming(
+    settings: Settings, streams: Streams | None, failed: Callable[[Failure], None]
+) -> AbstractAsyncContextManager[None]:
+    """Serve Wyoming too, if the settings name an address and live streams are served, as a worker of jobs
+    does not."""
+    if settings.wyoming is None or streams is None:
+        return nullcontext()
+    try:
+        from .wyoming import listening
+    except ModuleNotFoundError as error:
+        text = f"--wyoming needs {error.name}: {how_to_install('serve', 'wyoming')}"
+        failed(Failure.of("Wyoming", UsageError(text)))
+        return nullcontext()
+    return listening(settings, streams, failed)
 
 
 def _include_routes(app: FastAPI, settings: Settings, jobs: Jobs | None) -> None:
@@ -129,79 +177,8 @@ def _include_routes(app: FastAPI, settings: Settings, jobs: Jobs | None) -> None
         for router in (job_routes.router, upload_routes.router):
             private.include_router(router)
     app.include_router(private)
-    app.include_router(gone.routes())
     if not settings.front_end:
         app.include_router(realtime.socket_router)  # it checks keys itself
-
-
-def _lifespan(
-    engines: Sequence[Engine],
-    watchdog: Watchdog,
-    starts: Sequence[Callable[[], None]],
-    stops: Sequence[Callable[[], None]],
-    failed: Callable[[Failure], None],
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Models are loaded while the application starts. The first of them drains all requests at the end."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        for engine in engines:
-            engine.start()
-        watchdog.start()
-        try:
-            await _start(failed, *starts)
-            async with _wyoming(app.state.settings, app.state.streams, failed):
-                yield
-        finally:
-            for stop in stops:
-                await asyncio.to_thread(stop)
-            for engine in engines:
-                await engine.stop()
-            serving: Serving = app.state.serving
-            await asyncio.to_thread(serving.tracing.close)
-            watchdog.stop()
-
-    return lifespan
-
-
-def _wyoming(
-    settings: Settings, streams: Streams | None, failed: Callable[[Failure], None]
-) -> AbstractAsyncContextManager[None]:
-    """Serve Wyoming too, if the settings name an address and live streams are served, as a worker of jobs
-    does not."""
-    if settings.wyoming is None or streams is None:
-        return nullcontext()
-    try:
-        from .wyoming import listening
-    except ModuleNotFoundError as error:
-        text = f"--wyoming needs {error.name}: {how_to_install('serve', 'wyoming')}"
-        failed(Failure.of("Wyoming", UsageError(text)))
-        return nullcontext()
-    return listening(settings, streams, failed)
-
-
-def _application(
-    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]], tracing: Tracing
-) -> FastAPI:
-    """An application without FastAPI's own pages."""
-    return FastAPI(
-        title="forescribe",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        telemetry=tracing.of_requests(),
-    )
-
-
-async def _start(failed: Callable[[Failure], None], *starts: Callable[[], None]) -> None:
-    """Start what needs the jobs' store. Without its database or its disk the process ends; no job is lost."""
-    try:
-        for start in starts:
-            await asyncio.to_thread(start)
-    except Exception as error:
-        log_unexpected(error)
-        failed(Failure.of("the jobs' store", error))
 
 
 def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
@@ -216,11 +193,12 @@ def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
             expose_headers=EXPOSED,
             allow_private_network=True,
         )
-    names = HostNames.of(settings.host, settings.allowed_hosts, keyed=bool(settings.api_keys))
     app.add_middleware(
         OriginGuard,
-        names=names,
+        host=settings.host,
+        names=settings.allowed_hosts,
         origins=settings.allowed_origins,
+        keyed=bool(settings.api_keys),
         refused=serving.metrics.refused,
     )
     app.add_middleware(RequestId, metrics=serving.metrics)

@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
@@ -85,7 +84,7 @@ async def caller(request: Request) -> str:
         if needed == "metrics" and not _is_local(request):
             raise ApiError("forbidden", "metrics are for this machine, or for clients with a key")
         return ANONYMOUS
-    owner = key_owner(keyring, bearer(request))
+    owner = keyring.owner(bearer(request) or "")
     if owner is None:
         raise ApiError("invalid_api_key", "give an API key: `Authorization: Bearer <key>`")
     if needed is not None:
@@ -176,7 +175,7 @@ async def transcribed(
         stream = await upload.follow(options)
         await all_parts(request, stream)
         return stream.transcript, None
-    diarization = await upload.serving.speakers.start(bounds=bounds)
+    diarization = await asyncio.to_thread(upload.serving.speakers.start, bounds=bounds)
     upload.held.callback(diarization.close)
     stream = await upload.follow(options, diarization.add_samples)
     await all_parts(request, stream)
@@ -229,24 +228,12 @@ async def browser_caller(request: Request) -> str:
     keyring: Keyring = request.app.state.keyring
     if not keyring.rights:
         return ANONYMOUS
-    owner = key_owner(keyring, bearer(request) or _password(request))
+    owner = keyring.owner(bearer(request) or _password(request) or "")
     if owner is None:
         text = "give an API key: `Authorization: Bearer <key>`, or as the password for any name"
         challenge = {"WWW-Authenticate": 'Basic realm="forescribe", charset="UTF-8", Bearer'}
         raise ApiError("invalid_api_key", text, more=challenge)
     return owner
-
-
-def key_owner(keyring: Keyring, key: str | None) -> str | None:
-    """The name of a key; None if it is missing, unknown or expired."""
-    owner = keyring.owner(key or "")
-    return owner if owner is not None and in_force(keyring, owner) else None
-
-
-def in_force(keyring: Keyring, owner: str) -> bool:
-    """Whether there is a key of this name that has not expired."""
-    rights = keyring.rights.get(owner)
-    return rights is not None and not rights.expired(datetime.now(UTC))
 
 
 def bearer(connection: HTTPConnection) -> str | None:

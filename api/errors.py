@@ -48,7 +48,6 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "session_expired": 400,
         "in_progress": 409,  # a result before the end, a key whose first request is in progress
         "conflict": 409,
-        "gone": 410,
         "idempotency_key_reused": 422,
         "locked": 423,
         "unsupported_version": 412,

@@ -3,25 +3,9 @@ ends it when a model hangs, and when a model that is idle leaves memory.
 
     loading -> ready -> draining -> stopped,   or broken | failed
 
-    life = Life(settings, close)
-    life.open                    # whether work is admitted
-    life.announce()              # at SIGTERM; `drain` follows
-    thread = ModelThread("the speech model", "large", load, run, fail)
-    thread.wait_for(other)       # does not run while another model is loading
-    thread.start()
-
-    idle = IdleUnload(300.0, busy, unload)
-    idle.want()                  # somebody needs the model
-    with idle.hold(): ...        # somebody needs it all along
-    idle.wanted()                # on the model's thread: waits until somebody needs it again
-
-A load writes log lines with seconds. A service whose model cannot be loaded is of no use, so its process ends
-and its supervisor starts the next; the exit status says whether that can help (`Failure`). What a model has
-done for a request goes to the event loop through a `Mailbox`.
-
-`unload` is called once nothing was `busy` or held for the given time, under `lock`: whoever takes the model
-under the same lock has it or finds that it is gone, and never loses it on the way. Does not know what models
-do, or requests: the watchdog reads how long a round has been running.
+A service whose model cannot be loaded is of no use, so its process ends and its supervisor starts the next;
+the exit status says whether that can help (`Failure`). What a model has done for a request goes to the event
+loop through a `Mailbox`. Does not know what models do, or requests.
 """
 
 from __future__ import annotations
@@ -101,8 +85,6 @@ class Life:
         self.state: State = "loading"
         self.failed: Callable[[Failure], None] = lambda failure: None
         """Called on the model's thread with the reason why the process has to end."""
-        self.ending: list[Callable[[], None]] = []
-        """Called once when the end is announced, each in a separate thread."""
         self.closing: list[Callable[[], None]] = []
         """Called once when no more work is admitted, each in a separate thread."""
         self.end_s = math.inf
@@ -132,7 +114,7 @@ class Life:
         may call it."""
         announce_s = self._settings.announce_s if self.state == "ready" else 0.0
         self._admitting = announce_s > 0
-        self._end()
+        self._leave()
         _call_later(announce_s, self.drain)
         return announce_s
 
@@ -140,30 +122,23 @@ class Life:
         """Admit no more work; work in progress has `drain_s` seconds before it is refused. Returns at once,
         and does nothing the second time."""
         self._admitting = False
-        self._end()
+        self._leave()
         if not self._drained.acquire(blocking=False):  # a signal handler must not wait for itself
             return
         self.end_s = time.monotonic() + self._settings.drain_s
-        _call_in_threads(self.closing)
+        for act in self.closing:
+            threading.Thread(target=act, name="ending", daemon=True).start()
         _call_later(self._settings.drain_s, self._close)
 
-    def _end(self) -> None:
+    def _leave(self) -> None:
         if self.state in ("loading", "ready"):
             self.state = "draining"
-        callbacks, self.ending = self.ending, []
-        _call_in_threads(callbacks)
 
 
 class Engine(Protocol):
     """A model that runs rounds in its own thread."""
 
     life: Life
-
-    def start(self) -> None:
-        """Load the model, and run it in its thread."""
-
-    async def stop(self) -> None:
-        """End the work in progress, and wait for the end. A load is not waited for."""
 
     @property
     def round_s(self) -> float:
@@ -322,7 +297,9 @@ class ModelThread(Generic[T]):
                 model = self._load()
                 self._log("loaded", seconds=round(time.monotonic() - began_s, 1))
                 self.loaded.set()
-                self._wait_for_others()
+                for other in self.others:
+                    while not (other.wait(POLL_S) or self.closed.is_set()):
+                        pass
                 self._run(model)
                 del model
                 if not self._again():
@@ -335,11 +312,6 @@ class ModelThread(Generic[T]):
 
     def _log(self, event: str, **facts: float) -> None:
         log.info(json.dumps({"event": event, "what": self.what, "name": self.name, **facts}))
-
-    def _wait_for_others(self) -> None:
-        for other in self.others:
-            while not (other.wait(POLL_S) or self.closed.is_set()):
-                pass
 
 
 class Mailbox(Generic[T]):
@@ -426,11 +398,6 @@ def exit_failed(failure: Failure) -> None:
     os._exit(failure.status)
 
 
-def _call_in_threads(acts: list[Callable[[], None]]) -> None:
-    for act in acts:
-        threading.Thread(target=act, name="ending", daemon=True).start()
-
-
 def _call_later(seconds: float, act: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, act)
     timer.daemon = True
@@ -443,23 +410,19 @@ def _lasting(error: Exception) -> bool:
         return False
     if isinstance(error, CapacityError | BrokenError):
         return False
-    causes = list(_causes(error))
-    if any(_kinds(cause) & _ANSWERED for cause in causes):
+    causes, cause = list[BaseException](), error.__cause__
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__
+    if any(_kinds(one) & _ANSWERED for one in causes):
         return True
-    return not any(_passes(cause) for cause in causes[1:])
-
-
-def _passes(cause: BaseException) -> bool:
-    scarce = isinstance(cause, OSError) and cause.errno in _SCARCE
-    return bool(_kinds(cause) & _UNREACHED) or scarce or out_of_memory(cause)
+    return not any(
+        _kinds(one) & _UNREACHED
+        or (isinstance(one, OSError) and one.errno in _SCARCE)
+        or out_of_memory(one)
+        for one in causes
+    )
 
 
 def _kinds(error: BaseException) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__

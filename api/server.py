@@ -1,12 +1,8 @@
 """One process: uvicorn over one engine with the handling of signals, as a service or as a worker of jobs.
 
-    serve(settings, [listening])               # until SIGINT or SIGTERM
-    run_worker(settings)                       # takes jobs from the queue; has no clients
-    run_worker(settings, listening)            # with /health, /ready and /metrics on a bound socket
-
-`api.workers` supervises several services, one for each device. At the signal a service drains; a
-worker takes no more jobs and gives those that it has back to the queue, and another process continues them
-after their last finished group. Does not know routes.
+At the signal a service drains; a worker takes no more jobs and gives those that it has back to the queue, and
+another process continues them after their last finished group. `api.workers` supervises several services, one
+for each device. Does not know routes.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -70,9 +67,14 @@ def run_worker(
     app = create_worker_app(settings, serving, jobs, failed=lambda failure: server.fail(failure))
     server = Server(_config(settings, app), serving)
     if idle_s is not None:
-        EndWhenIdle(
-            serving.life, lambda: jobs.store.jobs.backlog()[0], server.finish, idle_s
-        ).start()
+        act = partial(
+            end_when_idle,
+            serving.life,
+            lambda: jobs.store.jobs.backlog()[0],
+            server.finish,
+            idle_s,
+        )
+        threading.Thread(target=act, name="idle", daemon=True).start()
     _run(server, [] if listening is None else [listening])
 
 
@@ -158,45 +160,26 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-class EndWhenIdle:
-    """Calls `finish` once the model was ready and no job was open for `idle_s` seconds on end, for batch
-    systems that pay by the hour. A database that is away does not count as empty."""
-
-    def __init__(
-        self,
-        life: Life,
-        open_jobs: Callable[[], int],
-        finish: Callable[[], None],
-        idle_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.life, self.open_jobs, self.finish = life, open_jobs, finish
-        self.idle_s, self.clock = idle_s, clock
-        self._since: float | None = None
-
-    def start(self) -> None:
-        threading.Thread(target=self._watch, name="idle", daemon=True).start()
-
-    def look(self) -> bool:
-        """Look once, and return whether the worker was ended."""
-        if self.life.state != "ready" or self._open():
-            self._since = None
-            return False
-        self._since = self.clock() if self._since is None else self._since
-        if self.clock() - self._since < self.idle_s:
-            return False
-        self.finish()
-        return True
-
-    def _watch(self) -> None:
-        while not self.look():
-            time.sleep(POLL_S)
-
-    def _open(self) -> bool:
+def end_when_idle(
+    life: Life,
+    open_jobs: Callable[[], int],
+    finish: Callable[[], None],
+    idle_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Call `finish` once the model was ready and no job was open for `idle_s` seconds on end, for batch
+    systems that pay by the hour."""
+    idle_since_s = clock()
+    while clock() - idle_since_s < idle_s:
+        pause(POLL_S)
         try:
-            return self.open_jobs() > 0
-        except DBAPIError:
-            return True
+            idle = life.state == "ready" and open_jobs() == 0
+        except DBAPIError:  # a database that is away is not empty
+            idle = False
+        if not idle:
+            idle_since_s = clock()
+    finish()
 
 
 def _config(settings: Settings, app: FastAPI) -> uvicorn.Config:
@@ -218,13 +201,6 @@ def _config(settings: Settings, app: FastAPI) -> uvicorn.Config:
     )
 
 
-def _run(server: Server, sockets: list[socket.socket]) -> None:
-    """Serve on bound sockets until a signal or a failure ends it; on nothing, if there are no sockets."""
-    server.run(sockets)
-    if server.failure is not None:
-        _end(server.failure)
-
-
 def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
     """The durable jobs, unless they are disabled. Ends the process if their store is away; raises UsageError
     if it cannot be used."""
@@ -240,6 +216,13 @@ def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
         return Jobs.open(settings, serving)
     except CapacityError as error:  # the database may come back, the disk may be cleared
         _end(Failure.of("the jobs' store", error))
+
+
+def _run(server: Server, sockets: list[socket.socket]) -> None:
+    """Serve on bound sockets until a signal or a failure ends it; on nothing, if there are no sockets."""
+    server.run(sockets)
+    if server.failure is not None:
+        _end(server.failure)
 
 
 def _end(failure: Failure) -> NoReturn:

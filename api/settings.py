@@ -1,7 +1,5 @@
 """Settings of the service: read once from the environment and a file, checked together, then frozen.
 
-    FORESCRIBE_MODEL=large FORESCRIBE_MAX_AUDIO_S=7200 forescribe serve --settings service.toml
-
 Command-line options take precedence over the environment, the environment over the file. An unknown name is
 an error, and so are settings that would lose something together. Whether other processes keep their blobs
 elsewhere is checked against the database (`api.jobs.service`). Import is light.
@@ -18,10 +16,9 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -62,42 +59,10 @@ OPENAI_NAMES = (
 )
 """Names that unmodified clients send; they all mean the loaded model."""
 
-_GATEWAY = "a gateway in front counts what keys use, such as LiteLLM's proxy"
-
-GONE: Mapping[str, str] = MappingProxyType(
-    {
-        **{
-            f"{unit}_per_{period}": _GATEWAY
-            for unit in ("requests", "audio_s", "tokens")
-            for period in ("minute", "hour", "day", "month")
-        },
-        **dict.fromkeys(
-            (
-                "max_uploads_per_address",
-                "upload_idle_s",
-                "min_upload_rate",
-                "decode_timeout_s",
-                "decode_memory_bytes",
-                "upload_retention_s",
-                "idempotency_retention_s",
-            ),
-            "remove it: the bound is fixed (docs/serve.md)",
-        ),
-        "max_stored_bytes_per_key": "remove it: min_free_bytes alone bounds what is stored",
-        "max_open_bytes_per_key": "remove it: max_open_uploads_per_key bounds unfinished uploads",
-        "readers": "remove it: two decode and cut, which is fast beside the model",
-        "max_streams_per_key": "remove it: the bound is fixed (docs/live.md)",
-        "traces": "set OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER",
-        "watch_settings_s": "start the service again after a change; it drains first",
-        **dict.fromkeys(
-            ("file_retention_s", "audio_urls", "audio_url_networks"),
-            "remove it: /v1/files and /v1/batches are gone, POST /v1/jobs takes recordings",
-        ),
-    }
-)
-"""Settings and rights of keys that are gone, and for one version one sentence each what to use instead."""
-
 NO_DIARIZER = "none"
+
+Hosts = Annotated[tuple[str, ...], AfterValidator(checked_hosts)]
+Origins = Annotated[tuple[str, ...], AfterValidator(checked_origins)]
 
 
 class Settings(BaseSettings):
@@ -114,10 +79,8 @@ class Settings(BaseSettings):
         None  # [address:]port for Home Assistant, without keys: trusted networks only
     )
     open_to_all: bool = False  # allow other machines without API keys
-    allowed_hosts: tuple[
-        str, ...
-    ] = ()  # further host names of this server: `asr.lan`, `*.lan`, `*`
-    allowed_origins: tuple[str, ...] = ()  # origins whose pages may call it: `https://app.lan`
+    allowed_hosts: Hosts = ()  # further host names of this server: `asr.lan`, `*.lan`, `*`
+    allowed_origins: Origins = ()  # origins whose pages may call it: `https://app.lan`
 
     # Models, as for `forescribe transcribe`
     model: str | None = None  # preset, hub id or folder of the target
@@ -199,24 +162,12 @@ class Settings(BaseSettings):
             address_of(text)
         return text
 
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return checked_hosts(names)
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        return checked_origins(origins)
-
-    def _check_origins(self) -> None:
+    def _check_access(self) -> None:
         if "*" in self.allowed_origins and not self.api_keys:
             raise ValueError(
                 "allowed_origins `*` lets every web page use this server: list the origins, "
                 "or set api_keys"
             )
-
-    def _check_open(self) -> None:
         if not (self.api_keys or self.open_to_all or loopback(self.host)):
             raise ValueError(
                 f"host {self.host} lets other machines in, and there are no api_keys: make one "
@@ -230,19 +181,21 @@ class Settings(BaseSettings):
                     "ssl_keyfile is the key of a certificate: name it with ssl_certfile"
                 )
             return
-        for name, file in (("ssl_certfile", self.ssl_certfile), ("ssl_keyfile", self.ssl_keyfile)):
-            if file is not None and not os.access(file, os.R_OK):
-                raise ValueError(f"{name} {file}: {_unreadable(file)}")
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
                 self.ssl_certfile, self.ssl_keyfile, password=_no_password
             )
-        except (ssl.SSLError, ValueError) as error:
-            raise ValueError(f"ssl_certfile {self.ssl_certfile}: {_not_served(error)}") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"ssl_certfile {self.ssl_certfile}, ssl_keyfile {self.ssl_keyfile}: {error}"
+            ) from error
 
     def _check_machines(self) -> None:
-        if self.front_end and self.wyoming is not None:
-            raise ValueError("front_end loads no model, and wyoming needs one: remove one of them")
+        for name in ("wyoming", "text_model", "idle_unload_s"):
+            if self.front_end and getattr(self, name) is not None:
+                raise ValueError(
+                    f"front_end loads no model, and {name} is for one: remove one of them"
+                )
         if self.blobs_url is None and not self.front_end:
             return
         named = "blobs_url" if self.blobs_url is not None else "front_end"
@@ -253,13 +206,18 @@ class Settings(BaseSettings):
                 f"{named} needs a database that several machines can reach, and SQLite is a file of this "
                 "one: set database_url = postgresql://user:password@host/name"
             )
-        if self.front_end and self.text_model is not None:
-            raise ValueError(
-                "front_end loads no model, and text_model names one: remove one of them"
-            )
         if self.blobs_url is None:
             return
-        _check_location(self.blobs_url)
+        from forescribe.asr.storage.locations import Location
+
+        try:
+            location = Location.parse(self.blobs_url)
+        except UsageError as error:
+            raise ValueError(f"blobs_url: {error.message}") from error
+        if not location.writable or location.scheme == "memory":
+            raise ValueError(
+                f"blobs_url: {location.scheme}:// cannot be written; use s3://, gs:// or az://"
+            )
         if self.blob_cache_bytes < self.max_upload_bytes:
             raise ValueError(
                 f"blob_cache_bytes {self.blob_cache_bytes} is less than max_upload_bytes "
@@ -267,20 +225,15 @@ class Settings(BaseSettings):
             )
 
     def _check_idle(self) -> None:
-        if not self.idle_unload_s:
-            return
-        if self.text_model is not None:
+        if self.idle_unload_s and self.text_model is not None:
             raise ValueError(
                 "idle_unload_s frees the speech model alone, and a text model must not run while another is "
                 "loaded: remove text_model, or serve texts in a process of their own"
             )
-        if self.front_end:
-            raise ValueError("idle_unload_s: front_end loads no model; set it for the workers")
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        self._check_origins()
-        self._check_open()
+        self._check_access()
         self._check_certificate()
         self._check_machines()
         self._check_idle()
@@ -377,29 +330,14 @@ def loopback(host: str) -> bool:
         return False
 
 
-def _unreadable(file: Path) -> str:
-    return "cannot be read" if file.exists() else "no such file"
-
-
 def _no_password() -> str:
     """For an encrypted key; without it OpenSSL would ask on the terminal."""
     raise ValueError("its key is encrypted: give one without a password")
 
 
-def _not_served(error: ssl.SSLError | ValueError) -> str:
-    if not isinstance(error, ssl.SSLError):
-        return str(error)
-    if error.reason == "KEY_VALUES_MISMATCH":
-        return "ssl_keyfile is the key of another certificate"
-    return "no certificate with its key in PEM (BEGIN CERTIFICATE, BEGIN PRIVATE KEY)"
-
-
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in environment:
-        setting = name.removeprefix(PREFIX).lower()
-        if name.startswith(PREFIX) and setting in GONE:
-            raise UsageError(f"{name} is gone: {GONE[setting]}")
         if name.startswith(PREFIX) and name not in known and not name.startswith(OTHER_PREFIXES):
             raise UsageError(f"{name} is not a setting{_nearest(name, known)}")
 
@@ -424,20 +362,5 @@ def _line(error: Any) -> str:
     place = ".".join(str(part) for part in error["loc"])
     name = str(error["loc"][-1]) if error["loc"] else ""
     if error["type"] == "extra_forbidden":
-        if name in GONE:
-            return f"{place} is gone: {GONE[name]}"
         return f"{place} is not a setting{_nearest(name, Settings.model_fields)}"
     return f"{place}: {message(error)}" if place else message(error)
-
-
-def _check_location(url: str) -> None:
-    from forescribe.asr.storage.locations import Location
-
-    try:
-        location = Location.parse(url)
-    except UsageError as error:
-        raise ValueError(f"blobs_url: {error.message}") from error
-    if not location.writable or location.scheme == "memory":
-        raise ValueError(
-            f"blobs_url: {location.scheme}:// cannot be written; use s3://, gs:// or az://"
-        )

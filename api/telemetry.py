@@ -1,26 +1,13 @@
 """What is told of the work: log lines, metrics in Prometheus' format, and traces for OpenTelemetry.
 
-    report("recording", wall_s=1.2)                    # a line of JSON, with no text, file name or key in it
-
-    metrics = Metrics()
-    metrics.watch("ready", "Whether ...", ready)       # a gauge, read when metrics are requested
-    metrics.text()
-
-    with tracing.span("diarize"):                      # a child of what is in progress in this context
-        ...
-    tracing.record("queue", began_ns, ended_ns)        # what is over already
-    place()                                            # the place in the trace, as W3C's `traceparent`
-
 Labels and attributes hold times, counts, codes and ids of requests; never text, file names or keys. An
 exception's message may hold any of them, so its type and place are told, not its message.
 
-Every application has its own registry of metrics, so that several applications in one process count
-separately. Of the values that others keep, Metrics knows only how to read them.
-
-FastAPI makes the span of a request itself and continues a client's trace; here are the spans of what is done
-for it. Unless it is configured, OpenTelemetry's SDK is not imported. A place is text, so it is stored with a
-job, and the process that does the job continues the trace. The provider is not the global one, so no library
-writes into these traces.
+Every application has its own registry of metrics, so that several in one process count separately. FastAPI
+makes the span of a request itself and continues a client's trace; here are the spans of what is done for it.
+Unless it is configured, OpenTelemetry's SDK is not imported. A place in a trace is text, so it is stored with
+a job, and the process that does the job continues the trace. The provider is not the global one, so no
+library writes into these traces.
 """
 
 from __future__ import annotations
@@ -44,13 +31,12 @@ from typing import TYPE_CHECKING, cast
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from forescribe.asr.decode.results import PhaseTimes
 from forescribe.asr.errors import ForescribeError, UsageError, how_to_install
-from forescribe.asr.formats import transcript_parts
 
 from .errors import ApiError
 
@@ -106,6 +92,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.build = Info("forescribe_build", "What runs here; always 1.", registry=self.registry)
         self._requests = self.counter("requests", "Requests answered.", "route", "status")
         self._errors = self.counter(
             "errors", "Recordings that failed after they were queued.", "code"
@@ -127,9 +114,6 @@ class Metrics:
             buckets=SPEEDS,
         )
         self._audio_s = self.counter("audio_seconds", "Audio transcribed.")
-        self._wordless_s = self.counter(
-            "voice_without_words_seconds", "Audio in which a voice was heard and no word written."
-        )
         self._windows = self.counter("windows", "Windows of audio by result.", "state")
         self._fallbacks = self.counter("fallbacks", "Windows decoded again at a temperature.")
         self._tokens = self.counter("tokens", "Tokens of transcripts.")
@@ -189,7 +173,6 @@ class Metrics:
         self._audio_s.inc(transcript.duration)
         if outcome.wall_s > 0:
             self._speed.observe(transcript.duration / outcome.wall_s)
-        self._wordless_s.inc(transcript_parts.seconds(transcript.coverage.wordless_samples or 0))
         for state, count in outcome.windows.items():
             self._windows.labels(state).inc(count)
         self._fallbacks.inc(outcome.fallbacks)

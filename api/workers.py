@@ -1,8 +1,5 @@
 """Start the service: in this process, or as several workers on one port that this process supervises.
 
-    forescribe serve --workers 2            # cuda:0 and cuda:1
-    run(settings)                           # returns at SIGINT or SIGTERM, once the work under way is done
-
 A supervisor binds the address and starts the processes (`api.server`), one for each device, with the
 socket: connections that wait to be accepted survive a worker. Each worker is a whole service; the workers
 share the data folder and the database of jobs, as replicas do. Worker k also answers on the port k + 1 above,

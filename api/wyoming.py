@@ -190,7 +190,8 @@ class Connection:
 
     def _program(self) -> AsrProgram:
         """What `describe` tells. Raises ApiError `not_ready`."""
-        tokens, name = self.serving.check().tokens, self.settings.model_name
+        self.serving.check()
+        tokens, name = self.serving.tokens, self.settings.model_name
         assert tokens is not None
         by, ours = Attribution("OpenAI", "https://openai.com"), version("forescribe")
         languages, text = sorted(tokens.languages) or ["en"], "Whisper with speculative decoding"
@@ -250,8 +251,7 @@ class Request:
         if self._received_s > (most := self.connection.settings.max_audio_s):
             raise ApiError("audio_too_long", f"longer than {most:g} s")
         for at in range(0, len(data), second):
-            piece = data[at : at + second]
-            await asyncio.to_thread(self._fed, piece)
+            await asyncio.to_thread(self._fed, data[at : at + second])
             while self._stream.behind_s > MAX_BEHIND_S:
                 await asyncio.sleep(0.05)
             while not self._told.empty():

@@ -23,16 +23,7 @@ from datetime import UTC, date, datetime
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-
-from ..wording import told
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PREFIX = "fs-"
 """Lets people and scanners recognise a leaked key."""
@@ -50,7 +41,7 @@ class Rights(BaseModel):
     """What a key permits; None means that the key has no separate limit. In the settings a plain hash
     stands for a key with all scopes and no limits.
 
-    Raises ValueError for a hash that is not SHA-256 in hex, and if both `hash` and `hashes` are given.
+    Raises ValueError for a hash that is not SHA-256 in hex.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,10 +56,8 @@ class Rights(BaseModel):
     def _plain(cls, given: Any) -> Any:
         if isinstance(given, str):
             return {"hashes": (given,)}
-        if isinstance(given, Mapping) and "hash" in given:
-            if "hashes" in given:
-                raise ValueError("give `hash` or `hashes`, not both")
-            return {**{k: v for k, v in given.items() if k != "hash"}, "hashes": (given["hash"],)}
+        if isinstance(given, Mapping) and "hash" in given and "hashes" not in given:
+            return {"hashes": (given["hash"],), **{k: v for k, v in given.items() if k != "hash"}}
         return given
 
     @field_validator("expires", mode="before")
@@ -96,11 +85,10 @@ class Rights(BaseModel):
 
 
 class Keyring:
-    """Finds the owner of a key. `keys` maps names to rights or to plain hashes. Raises ValueError that names
-    the key if its rights are invalid."""
+    """Finds the owner of a key."""
 
-    def __init__(self, keys: Mapping[str, Rights | str]) -> None:
-        self.rights = {name: _rights(name, given) for name, given in keys.items()}
+    def __init__(self, rights: Mapping[str, Rights]) -> None:
+        self.rights = dict(rights)
         self._digests = [
             (bytes.fromhex(value), name)
             for name, rights in self.rights.items()
@@ -108,13 +96,18 @@ class Keyring:
         ]
 
     def owner(self, key: str) -> str | None:
-        """The name of a key; None if it is unknown. Compares with every digest in constant time, so that the
-        time reveals neither whether a key is known nor its position."""
+        """The name of a key; None if it is unknown or expired. Compares with every digest in constant time,
+        so that the time reveals neither whether a key is known nor its position."""
         presented, owner = sha256(key.encode(errors="surrogatepass")).digest(), None
         for digest, name in self._digests:
             if hmac.compare_digest(digest, presented):
                 owner = name
-        return owner
+        return owner if owner is not None and self.in_force(owner) else None
+
+    def in_force(self, owner: str) -> bool:
+        """Whether there is a key of this name that has not expired."""
+        rights = self.rights.get(owner)
+        return rights is not None and not rights.expired(datetime.now(UTC))
 
 
 def new_key() -> str:
@@ -124,14 +117,3 @@ def new_key() -> str:
 def digest(key: str) -> str:
     """The hash that the settings hold instead of the key."""
     return sha256(key.encode()).hexdigest()
-
-
-def _rights(name: str, given: Rights | str) -> Rights:
-    if isinstance(given, Rights):
-        return given
-    try:
-        return Rights.model_validate(given)
-    except ValidationError as error:
-        place, message = told(error.errors(), Rights.model_fields)
-        wrong = f"{place}: {message}" if place else message
-        raise ValueError(f"key {name!r}: {wrong}") from error

@@ -6,13 +6,12 @@
     reservation.release()                            # from any thread; twice does nothing
 
 The queue is always bounded. A body that is still being received takes no place from requests that are
-processed, however slowly it comes. A client is a key by its name, or an address where there are no keys. What
-a key may use in a minute or a month is a gateway's to count. Does not know audio.
+processed, however slowly it comes. A client is a key by its name, or an address where there are no keys.
 
 A client that stalls would hold its file and its share of the uploads as long as it likes. So under `Pace` a
 request ends with 408 after `IDLE_S` without a byte, and once its average rate, after that first grace period,
 is below `MIN_RATE` bytes per second. Only time spent waiting for the client counts, not time that this server
-needs, for example to write to a slow disk. (Heads are limited by `http.protocols`.)
+needs. (Heads are limited by `http.protocols`.)
 """
 
 from __future__ import annotations

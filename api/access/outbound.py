@@ -1,14 +1,9 @@
 """HTTP calls to addresses that a client has given: which may be called, and the calls.
 
-    check_url("https://example.com/hook", allowed)     # raises Refused
-    with client(timeout_s=20) as http:
-        http.post(url, content=body)
-
 Public addresses may be called, and networks that the settings allow. The check is made again where the
 connection is made: a name is resolved once, every address is checked, and the connection goes to the checked
 address, so that a name which resolves differently a moment later (DNS rebinding) gains nothing. TLS still
-verifies the name. There are no redirects, no proxies from the environment, and no Unix sockets. Does not know
-what is sent.
+verifies the name. There are no redirects, no proxies from the environment, and no Unix sockets.
 """
 
 from __future__ import annotations

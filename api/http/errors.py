@@ -1,11 +1,7 @@
 """Errors and log lines of requests: the answer for every exception, and the outermost layer.
 
-    install(app)
-    app.add_middleware(RequestId, metrics=metrics)
-
-All answers have one format (`api.errors`), except those of the routes with contracts of others.
-
-A request id is the client's own if it is a plain word, or else a new one; it is on every answer.
+All answers have one format (`api.errors`), except those of the routes with contracts of others. A request id
+is the client's own if it is a plain word, or else a new one; it is on every answer.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forescribe.asr.errors import ForescribeError
@@ -127,19 +122,6 @@ def _accepting(send: Send, request_id: str) -> Send:
     return send_with_id
 
 
-def allowed(app: FastAPI, scope: Scope) -> str:
-    """The methods of all routes that match the path: each route knows only its own."""
-    methods = [
-        method
-        for method in METHODS
-        if any(
-            route.matches({**scope, "method": method})[0] is Match.FULL
-            for route in app.router.routes
-        )
-    ]
-    return ", ".join(methods)
-
-
 def _answer(request: Request, error: ApiError) -> Response:
     request.app.state.serving.metrics.refused(error.code)
     return refusal(request.url.path, error)
@@ -165,8 +147,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     text = str(error.detail)
     if code == "method_not_allowed":
-        headers["Allow"] = allowed(request.app, request.scope)
-        text = f"{request.method} is not a method of this route; it has {headers['Allow']}"
+        text = f"{request.method} is not a method of this route"
     elif code == "not_found" and error.detail == "Not Found":
         text = f"there is no route {request.url.path!r}"
     response = _answer(request, ApiError(code, text))

@@ -113,8 +113,7 @@ def describe(app: FastAPI) -> None:
             for path in document["paths"].values():
                 for method, operation in path.items():
                     if method in METHODS:
-                        _complete(method, operation)
-                        _secure(operation, keyed=keyed)
+                        _complete(method, operation, keyed=keyed)
             _move_definitions(document, document["components"]["schemas"])
             app.openapi_schema = document
         return app.openapi_schema
@@ -155,14 +154,10 @@ def _move_definitions(node: Any, schemas: dict[str, Any]) -> None:
         _move_definitions(child, schemas)
 
 
-def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
-    """State whether the operation needs a key: not if it is public or the server has no keys."""
-    public = not set(operation.get("tags", [])) - PUBLIC
-    operation["security"] = [{"key": []}] if keyed and not public else []
-
-
-def _complete(method: str, operation: dict[str, Any]) -> None:
+def _complete(method: str, operation: dict[str, Any], *, keyed: bool) -> None:
+    """Add the errors, and whether a key is needed: not if the operation is public or there are no keys."""
     tags = operation.get("tags", [])
+    operation["security"] = [{"key": []}] if keyed and set(tags) - PUBLIC else []
     answers = operation.setdefault("responses", {})
     answers.pop("422", None)  # the framework's; ours are 400
     name = "Detail" if "endpoints" in tags and method == "post" else "Error"

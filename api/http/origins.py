@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -112,50 +112,24 @@ def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
     return checked
 
 
-@dataclass(frozen=True)
-class HostNames:
-    """The names that a server answers to. Each pattern is a name, `*.domain`, or `*` for all."""
-
-    bound: Host | None
-    patterns: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, host: str, allowed: tuple[str, ...], *, keyed: bool) -> HostNames:
-        """The names from the settings.
-
-        With keys, host names protect nothing, because no page has a key: all names are answered unless
-        some are listed.
-        """
-        if keyed and not allowed:
-            return cls(None, (ANY,))
-        return cls(Host.from_setting(host), allowed)
-
-    def answer(self, host: Host) -> bool:
-        """Whether requests for this host are answered.
-
-        Addresses cannot be rebound: a page that calls an address was loaded from it. They are answered
-        if the server listens beyond loopback.
-        """
-        if host.loopback or (self.bound is not None and host.name == self.bound.name):
-            return True
-        beyond_loopback = self.bound is not None and not self.bound.loopback
-        return (beyond_loopback and host.is_address) or any(
-            matches(host.name, pattern) for pattern in self.patterns
-        )
-
-
 class OriginGuard:
-    """ASGI middleware that refuses requests for unknown hosts and from other origins' pages."""
+    """ASGI middleware that refuses requests for unknown hosts and from other origins' pages. `host` is the
+    one that the server listens to, `names` are its further ones; `refused` is told the code."""
 
     def __init__(
         self,
         app: ASGIApp,
-        names: HostNames,
-        origins: Iterable[str],
+        *,
+        host: str,
+        names: Sequence[str] = (),
+        origins: Iterable[str] = (),
+        keyed: bool = False,
         refused: Callable[[str], None],
     ) -> None:
-        self.app, self.names, self.origins = app, names, frozenset(origins)
-        self.refused = refused  # is told the code
+        self.app, self.bound, self.origins = app, Host.from_setting(host), frozenset(origins)
+        # With keys, host names protect nothing, because no page has a key.
+        self.names = names or ((ANY,) if keyed else ())
+        self.refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -182,7 +156,7 @@ class OriginGuard:
         headers = Headers(scope=scope)
         text = headers.get("host", "")
         host = Host.parse(text)
-        if host is None or not self.names.answer(host):
+        if host is None or not self._answers_to(host):
             raise ApiError("forbidden", _unknown_host(text))
         origin = headers.get("origin")
         if not self._may_call(headers, origin, host, scope.get("method")):
@@ -192,6 +166,17 @@ class OriginGuard:
                 f"pages of {pages} may not call this server; if they should, add the origin to "
                 "`allowed_origins`",
             )
+
+    def _answers_to(self, host: Host) -> bool:
+        """Addresses cannot be rebound: a page that calls an address was loaded from it. They are answered
+        if the server listens beyond loopback."""
+        bound = self.bound
+        if host.loopback or (bound is not None and host.name == bound.name):
+            return True
+        beyond_loopback = bound is not None and not bound.loopback
+        return (beyond_loopback and host.is_address) or any(
+            matches(host.name, pattern) for pattern in self.names
+        )
 
     def _may_call(
         self, headers: Headers, origin: str | None, host: Host, method: str | None

@@ -1,5 +1,4 @@
-"""uvicorn's protocols, for `uvicorn.Config(http=HttpProtocol, ws=SocketProtocol)`: what it leaves open for a
-service.
+"""uvicorn's protocols: what it leaves open for a service.
 
 Of HTTP:
 - uvicorn waits without end for a connection's first byte and the rest of a request's head. Here both have
@@ -15,8 +14,6 @@ Of sockets:
 - A client whose messages are not read at present is not late with its answers to pings: they are behind the
   messages.
 - Its log lines have addresses of clients and paths with queries, which no log here has.
-
-Does not know the application.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Database:
     def open(cls, url: str) -> Database:
         """Open a database and create missing tables. A new file of SQLite is for one process at a time.
 
-        Raises UsageError if it cannot be opened, CapacityError if the cause may pass by itself: a server that
-        is down, a full disk.
+        Raises UsageError if it cannot be opened or has jobs of an earlier version, CapacityError if the cause may pass
+        by itself: a server that is down, a full disk.
         """
         try:
             engine = sa.create_engine(_address(url), pool_pre_ping=True)
@@ -170,14 +170,34 @@ def database_disk_errors() -> Iterator[None]:
 
 
 def _create_tables(engine: sa.Engine) -> None:
-    """Create missing tables. Several processes may do so at once."""
+    """Create missing tables. Several processes may do so at once. Raises UsageError for the jobs of an
+    earlier version."""
     with engine.begin() as tx:
         if engine.dialect.name == "postgresql":
             lock = sa.func.pg_advisory_xact_lock(sa.func.hashtext("forescribe_tables"))
             tx.execute(sa.select(lock))
         else:
             tx.exec_driver_sql("BEGIN IMMEDIATE")  # as in `transaction`
+        _replace_earlier(tx)
         META.create_all(tx)
+
+
+def _replace_earlier(tx: Tx) -> None:
+    """Drop the tables of an earlier version, if there are no jobs in them. Raises UsageError."""
+    found = sa.MetaData()
+    found.reflect(tx, only=lambda name, _: name.startswith("forescribe_"))
+    if all(
+        META.tables[name].columns.keys() <= found.tables[name].columns.keys()
+        for name in META.tables.keys() & found.tables
+    ):
+        return
+    if tx.execute(sa.select(found.tables["forescribe_jobs"].c.id).limit(1)).first():
+        raise UsageError(
+            "the jobs in this database were written by an earlier version of forescribe, which this one "
+            "does not read: let that version finish them, fetch their results and delete them, or give "
+            "another data_dir, or an empty database_url and another blobs_url"
+        )
+    found.drop_all(tx)
 
 
 def _error_name(error: sa.exc.DBAPIError) -> str:

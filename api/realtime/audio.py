@@ -1,13 +1,8 @@
 """The audio of a session: bytes become samples, a live stream decodes them, and its text gets speakers.
 
-    audio = SessionAudio(serving, tell)
-    audio.use(config, options)          # before all others, and when the configuration changes
-    if audio.keep(data):                # waits for nothing
-        behind_s = audio.feed()
-    audio.commit()
-
-Other methods may take time and are not for the event loop; they are called one at a time. `tell` is called on
-the threads of the stream and must not wait. Does not know sockets and messages.
+`keep` waits for nothing; other methods may take time and are not for the event loop, and they are called one
+at a time. `tell` is called on the threads of the stream and must not wait. Does not know sockets and
+messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Client secrets: keys for minutes, which a server gives to the browsers of its users.
 
-    value, expires_at = ClientSecrets.of(settings).new("team", config, seconds=600, now=now)
-    owner, config = secrets.read(value, now)        # of whom, and the configuration of its sessions
-
 A secret states its owner, its end and the configuration, packed and signed: nothing has to be stored, and
 every worker and replica with the same settings reads what another has made. Whoever has it can read it, and
 cannot change it. It opens sessions until its end, as long as the key of its owner is valid, and nothing else.

@@ -1,7 +1,5 @@
 """One session on an open socket, from session.created to its close.
 
-    await Connection(websocket, streams, place, client, config).run()
-
 One task reads and one sends; the stream (`asr.live`) tells from its own threads what is to be sent. Audio is
 looked at in threads, as soon as there is a step of it and a second at most, and the socket is not read while
 the model is `MAX_BEHIND_S` behind: the client's own connection makes it wait. A client's mistake is answered
@@ -12,29 +10,27 @@ being spoken is ended, open items have `DRAIN_S` for their text, and the close c
 
     1000  it has lasted `SESSION_S`            1012  the process ends
     1008  the key has reached a limit, or      1013  the client does not read what is sent
-          its secret cannot be served
-    1011  a fault of the server, which the log has
-
-Does not know how a socket is opened.
+          its secret cannot be served          1011  a fault of the server, which the log has
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
+import json
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..access.limits import Client
-from ..dependencies import in_force
 from ..errors import ApiError
 from ..telemetry import place_of, report
 from .audio import SessionAudio
@@ -43,13 +39,13 @@ from .events import (
     CLEAR,
     COMMIT,
     UPDATE,
-    InvalidEvent,
     ItemEvents,
     Message,
+    check,
     client_event,
     error_event,
+    id_of,
 )
-from .outbox import Outbox
 from .session import HYPOTHESES, LOGPROBS, SessionConfig
 from .streams import Place, Streams
 
@@ -78,13 +74,42 @@ LONG_MESSAGE = 1 << 16
 """Characters from which on an event is parsed, and its audio decoded, in a thread: the way to a thread and
 back takes longer than what is less."""
 
-METER_S = 10.0
-"""Of audio, which is counted together, and after which the key is looked at again."""
+CHECK_S = 10.0
+"""Of audio, after which the key and the limit of audio are looked at again."""
 
 CLOSE_S = 5.0
 """For the last messages before the close."""
 
 T = TypeVar("T")
+
+
+class Outbox:
+    """What a session has to send, in order; used on the event loop."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Characters that wait."""
+        self._waiting: asyncio.Queue[str] = asyncio.Queue()
+        self._session, self._numbers = secrets.token_hex(6), count(1)
+
+    def put(self, message: Message) -> None:
+        event_id = f"event_{self._session}{next(self._numbers):06}"
+        body = {"event_id": event_id, **message}
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False)
+        self.size += len(text)
+        self._waiting.put_nowait(text)
+
+    async def run(self, send: Callable[[str], Awaitable[None]]) -> None:
+        """Send, until cancelled. Raises what `send` raises: the client is gone."""
+        while True:
+            text = await self._waiting.get()
+            self.size -= len(text)
+            await send(text)
+            self._waiting.task_done()
+
+    async def empty(self) -> None:
+        """Return once everything was sent."""
+        await self._waiting.join()
 
 
 @dataclass(frozen=True)
@@ -115,7 +140,7 @@ class Connection:
         self._expires_at = int(time.time() + SESSION_S)
         self._loop = asyncio.get_running_loop()
         self._started = False  # audio has come
-        self._received_s = self._unmetered_s = 0.0
+        self._received_s = self._checked_s = 0.0
         self._end: asyncio.Future[End] = self._loop.create_future()
         self._busy: asyncio.Future[Any] | None = None  # in a thread
         place.leave = self.leave
@@ -139,8 +164,7 @@ class Connection:
                 task.cancel()
             self.audio.cancel()
             self._report(end, time.monotonic() - began_s)
-            # All of it is counted, also if this task is cancelled.
-            await asyncio.shield(asyncio.ensure_future(self._count(sender, reader)))
+            await asyncio.gather(sender, reader, return_exceptions=True)
 
     def leave(self) -> None:
         """The process drains. May be called from any thread."""
@@ -169,26 +193,21 @@ class Connection:
 
     async def _handle(self, text: str | None) -> End | None:
         """Do what one message says; the reason if the session ends by it."""
-        event_id = None
+        event: Message = {}
         try:
             if text is None:
-                raise ApiError(
-                    "invalid_value",
-                    f"a binary message: audio is sent in base64, in {APPEND}",
-                    param="event",
-                )
+                text = f"a binary message: audio is sent in base64, in {APPEND}"
+                raise ApiError("invalid_value", text, param="event")
             if len(text) < LONG_MESSAGE:
                 event = client_event(text)
             else:
-                event = await self._in_thread(lambda: client_event(text))
-            event_id = event.get("event_id")
+                event = await self._in_thread(partial(client_event, text))
+            check(event)
             if event["type"] == APPEND:
                 return await self._append(event["audio"])
             await self._act(event)
-        except InvalidEvent as refused:
-            self._refuse(refused.error, refused.event_id)
         except ApiError as error:
-            self._refuse(error, event_id)
+            self._refuse(error, id_of(event))
         return None
 
     async def _act(self, event: Message) -> None:
@@ -219,38 +238,32 @@ class Connection:
     async def _append(self, audio: str) -> End | None:
         short = len(audio) < LONG_MESSAGE
         data = _decoded(audio) if short else await self._in_thread(lambda: _decoded(audio))
-        for piece in _pieces(data, self.audio.bytes_per_s):
+        second = self.audio.bytes_per_s
+        for at in range(0, len(data), second):
+            piece = data[at : at + second]
             self._started = True
             behind_s = await self._in_thread(self.audio.feed) if self.audio.keep(piece) else 0.0
             while behind_s > MAX_BEHIND_S:
                 await asyncio.sleep(BEHIND_POLL_S)
                 behind_s = await self._in_thread(lambda: self.audio.behind_s)
-            seconds = len(piece) / self.audio.bytes_per_s
-            self._received_s += seconds
-            self._unmetered_s += seconds
-            if self._unmetered_s >= METER_S:
+            self.streams.received(len(piece) / second)
+            self._received_s += len(piece) / second
+            if self._received_s >= self._checked_s + CHECK_S:
+                self._checked_s = self._received_s
                 try:
-                    await self._meter()
+                    self._check_limits()
                 except ApiError as error:
                     return End(1008, error)
         return None
 
-    async def _meter(self) -> None:
-        """Count the audio. Raises ApiError for too much of it, and if the key is no longer in force."""
-        owner, seconds = self.client.owner, self._unmetered_s
-        if owner and not in_force(self.websocket.app.state.keyring, owner):
+    def _check_limits(self) -> None:
+        """Raises ApiError for too much audio, and if the key is no longer in force."""
+        owner = self.client.owner
+        if owner and not self.websocket.app.state.keyring.in_force(owner):
             raise ApiError("invalid_api_key", "the API key has expired or was removed")
         if self._received_s > self.settings.max_audio_s:
             text = f"the session has had {self.settings.max_audio_s:g} s of audio, the maximum (max_audio_s)"
             raise ApiError("audio_too_long", text)
-        self._unmetered_s = 0.0
-        self.streams.received(seconds)
-
-    async def _count(self, *tasks: asyncio.Task[Any]) -> None:
-        """Count what was received after the last time; the session and its tasks have ended."""
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with suppress(ApiError):
-            await self._meter()
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -312,19 +325,15 @@ class Connection:
             await self._in_thread(self.audio.finish)
             with suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
-                    await self._all_told(sender)
+                    while self.items.open and not sender.done():
+                        await asyncio.sleep(BEHIND_POLL_S)
         if end.code != 1013:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
-                    await _first(self.outbox.empty(), sender)
+            sent = asyncio.ensure_future(self.outbox.empty())
+            await asyncio.wait({sent, sender}, timeout=CLOSE_S, return_when=asyncio.FIRST_COMPLETED)
+            sent.cancel()
         sender.cancel()  # what it has not written is dropped: the close is the next that the client reads
         with suppress(WebSocketDisconnect, RuntimeError):
             await self.websocket.close(end.code)
-
-    async def _all_told(self, sender: asyncio.Task[None]) -> None:
-        """Return once all items have their text, or the client has left."""
-        while self.items.open and not sender.done():
-            await asyncio.sleep(BEHIND_POLL_S)
 
     def _report(self, end: End | None, wall_s: float) -> None:
         """A log line, without text."""
@@ -363,20 +372,5 @@ def _decoded(audio: str) -> bytes:
         )
     try:
         return base64.b64decode(audio, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise ApiError("invalid_value", "audio: not base64", param="audio") from error
-
-
-def _pieces(data: bytes, size: int) -> Iterator[bytes]:
-    """At most `size` bytes each."""
-    for at in range(0, len(data), size):
-        yield data[at : at + size]
-
-
-async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[None]) -> None:
-    """Return when one of the two is done; `other` goes on."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        task.cancel()

@@ -1,9 +1,5 @@
 """Events: what a client may send, and the server's events for what a stream tells.
 
-    client_event(text)                      # {"type": ..., ...}, checked
-    items = ItemEvents(ids)
-    items.of(event)                         # the messages for an event of `asr.live`, in order
-
 An item gets its id when it begins. Messages of one item: speech_started, deltas, speech_stopped, committed,
 conversation.item.added and .done, further deltas, segments, and in the end completed or failed; those of
 speech with turn detection only. Does not know sockets.
@@ -52,36 +48,38 @@ MAX_EVENT_ID = 512
 TRANSCRIPT = "conversation.item.input_audio_transcription"
 """What the events of an item's transcript are called before the last point."""
 
-DELTA, HYPOTHESIS = f"{TRANSCRIPT}.delta", "forescribe.hypothesis"
-
-
-class InvalidEvent(Exception):
-    """A client's event that is refused, with its id, if it has a usable one."""
-
-    def __init__(self, error: ApiError, event_id: str | None) -> None:
-        super().__init__(error.message)
-        self.error, self.event_id = error, event_id
-
 
 def client_event(text: str) -> Message:
-    """The event in a text message. Raises InvalidEvent."""
-    event_id = None
-    try:
-        event = loads(text, "event")
-        if not isinstance(event, dict):
-            raise ApiError("invalid_value", "an event is a JSON object", param="event")
-        given = event.get("event_id")
-        if given is not None and not (isinstance(given, str) and len(given) <= MAX_EVENT_ID):
-            raise ApiError(
-                "invalid_value",
-                f"event_id: a string of at most {MAX_EVENT_ID} characters",
-                param="event_id",
-            )
-        event_id = given
-        _check(event)
-    except ApiError as error:
-        raise InvalidEvent(error, event_id) from error
+    """The object in a text message. Raises ApiError."""
+    event = loads(text, "event")
+    if not isinstance(event, dict):
+        raise ApiError("invalid_value", "an event is a JSON object", param="event")
     return event
+
+
+def id_of(event: Message) -> str | None:
+    """The client's id of its event, if there is a usable one."""
+    given = event.get("event_id")
+    return given if isinstance(given, str) and len(given) <= MAX_EVENT_ID else None
+
+
+def check(event: Message) -> None:
+    """Raises ApiError for an event that is not one of `FIELDS`."""
+    kind = event.get("type")
+    known = FIELDS.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        text = f"type is {str(kind)[:100]!r}; a transcription session takes {', '.join(FIELDS)}"
+        raise ApiError("invalid_value", text, param="type")
+    if event.get("event_id") is not None and id_of(event) is None:
+        text = f"event_id: a string of at most {MAX_EVENT_ID} characters"
+        raise ApiError("invalid_value", text, param="event_id")
+    for name in event.keys() - known - {"type", "event_id"}:
+        text = f"unknown field {name[:100]!r} of {kind}"
+        raise ApiError("invalid_value", text, param=name[:100])
+    for name, wanted in (("session", dict), ("audio", str)):
+        if name in known and not isinstance(event.get(name), wanted):
+            what = "an object" if wanted is dict else "a string in base64"
+            raise ApiError("invalid_value", f"{name}: {kind} needs {what}", param=name)
 
 
 def error_event(error: ApiError, event_id: str | None = None) -> Message:
@@ -162,25 +160,9 @@ class ItemEvents:
         )
 
 
-def _check(event: Message) -> None:
-    kind = event.get("type")
-    known = FIELDS.get(kind) if isinstance(kind, str) else None
-    if known is None:
-        name = "none" if kind is None else repr(str(kind)[:100])
-        text = f"type is {name}; a transcription session takes {', '.join(FIELDS)}"
-        raise ApiError("invalid_value", text, param="type")
-    for name in event.keys() - known - {"type", "event_id"}:
-        text = f"unknown field {name[:100]!r} of {kind}"
-        raise ApiError("invalid_value", text, param=name[:100])
-    for name, wanted in (("session", dict), ("audio", str)):
-        if name in known and not isinstance(event.get(name), wanted):
-            what = "an object" if wanted is dict else "a string in base64"
-            raise ApiError("invalid_value", f"{name}: {kind} needs {what}", param=name)
-
-
 def _hypothesis(item_id: str, event: Hypothesis) -> Message:
     return {
-        "type": HYPOTHESIS,
+        "type": "forescribe.hypothesis",
         "item_id": item_id,
         "committed": event.committed,
         "tail": event.tail,

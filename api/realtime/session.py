@@ -1,10 +1,5 @@
 """The configuration of a session: what a client has asked for, checked, and the options that it means.
 
-    config = initial(settings)
-    config = config.updated(given)          # `session` of a session.update: absent = unchanged, null = off
-    config.options(serving, settings)       # for `asr.live`
-    config.to_dict()                        # the whole effective state, as events show it
-
 The fields of a transcription are those of an upload, with the same meaning. What this server cannot do is
 refused by name. Does not know sockets.
 """
@@ -15,22 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
-from forescribe.asr.decode.options import MAX_LISTED
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ApiError
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
 from ..speech.diarization import check_pairs
-from ..speech.forms import (
-    ARRAYS,
-    MAX_KNOWN,
-    Entry,
-    LiveForm,
-    TranscriptionForm,
-    check_model,
-)
+from ..speech.forms import Known, Languages, LiveForm, TranscriptionForm, check_model
 from ..speech.serving import Serving
 from ..wording import told
 
@@ -44,7 +30,6 @@ TRANSCRIPTION = "audio.input.transcription"
 
 DIARIZE = f"{PARAM}.{TRANSCRIPTION}.diarize"
 
-LISTS = tuple(name for name in LiveForm.model_fields if name in ARRAYS)
 KNOWN = ("known_speaker_names", "known_speaker_references")
 """The fields of people who are recognised."""
 
@@ -75,28 +60,11 @@ class Transcription(LiveForm):
     """How the audio is transcribed. `model` is any name of the loaded model. Not OpenAI's: `diarize` asks for
     the speakers of segments, known ones by the names and references of an upload."""
 
-    languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
-        None
-    )
+    languages: Languages = None
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] = "medium"
     diarize: bool = False
-    known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
-    known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
-
-    @field_validator(*LISTS, *KNOWN, mode="before")
-    @classmethod
-    def _none(cls, given: Any) -> Any:
-        return () if given is None else given
-
-    @field_validator("diarize", mode="before")
-    @classmethod
-    def _off(cls, given: Any) -> Any:
-        return False if given is None else given
-
-    @field_validator("delay", mode="before")
-    @classmethod
-    def _medium(cls, given: Any) -> Any:
-        return "medium" if given is None else given
+    known_speaker_names: Known = ()
+    known_speaker_references: Known = ()
 
 
 class Detection(Frozen):
@@ -115,12 +83,6 @@ class ServerVad(Detection):
     silence_duration_ms: int = Field(500, ge=1, le=15000)
     idle_timeout_ms: None = None
 
-    @field_validator("idle_timeout_ms", mode="before")
-    @classmethod
-    def _no_timeout(cls, given: Any) -> None:
-        if given is not None:
-            raise ValueError("this server has no time limit for silence: leave it out")
-
 
 class SemanticVad(Detection):
     """A turn ends after a short silence behind the end of a sentence, and later elsewhere."""
@@ -135,19 +97,6 @@ class AudioInputConfig(Frozen):
     turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = None
     noise_reduction: None = None
 
-    @field_validator("noise_reduction", mode="before")
-    @classmethod
-    def _no_filter(cls, given: Any) -> None:
-        if given is not None:
-            raise ValueError("this server does not filter audio: send null, or leave it out")
-
-    @field_validator("transcription", mode="before")
-    @classmethod
-    def _transcribed(cls, given: Any) -> Any:
-        if given is None:
-            raise ValueError("a transcription session cannot be without it")
-        return given
-
 
 class AudioConfig(Frozen):
     input: AudioInputConfig
@@ -161,20 +110,6 @@ class SessionConfig(Frozen):
     include: tuple[
         Literal["item.input_audio_transcription.logprobs", "forescribe.hypothesis"], ...
     ] = ()
-
-    @field_validator("include", mode="before")
-    @classmethod
-    def _none(cls, given: Any) -> Any:
-        return () if given is None else given
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _transcription(cls, given: Any) -> Any:
-        if given != "transcription":
-            raise ValueError(
-                "this server transcribes and does not converse: the type of its sessions is `transcription`"
-            )
-        return given
 
     @property
     def input(self) -> AudioInputConfig:
@@ -201,22 +136,22 @@ class SessionConfig(Frozen):
             place, message = told(error.errors())
             param = f"{PARAM}.{place}"
             raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
-        if started:
-            for name, before, after in (
-                ("format", self.input.format, new.input.format),
-                (
-                    "transcription.model",
-                    self.input.transcription.model,
-                    new.input.transcription.model,
-                ),
-                ("transcription.diarize", self.diarize, new.diarize),
-                (f"transcription.{KNOWN[0]}", self.known, new.known),
-            ):
-                if before != after:
-                    param = f"{PARAM}.audio.input.{name}"
-                    text = f"{param}: cannot change once audio has come; open another session"
-                    raise ApiError("invalid_value", text, param=param)
+        for name, value in new._fixed.items():
+            if started and value != self._fixed[name]:
+                param = f"{PARAM}.audio.input.{name}"
+                text = f"{param}: cannot change once audio has come; open another session"
+                raise ApiError("invalid_value", text, param=param)
         return new
+
+    @property
+    def _fixed(self) -> dict[str, object]:
+        """What cannot change once audio has come, by its place in `audio.input`."""
+        return {
+            "format": self.input.format,
+            "transcription.model": self.input.transcription.model,
+            "transcription.diarize": self.diarize,
+            f"transcription.{KNOWN[0]}": self.known,
+        }
 
     def options(self, serving: Serving, settings: Settings) -> LiveOptions:
         """Raises ApiError `invalid_value` or `model_not_found` with the field that cannot be served."""
@@ -266,11 +201,14 @@ def initial(model: str) -> SessionConfig:
 
 
 def _merged(state: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects are merged, unless `type` makes another one of them; everything else is replaced."""
+    """Objects are merged, unless `type` makes another one of them; everything else is replaced, by its
+    default where it is null."""
     result = dict(state)
     for name, value in given.items():
         old = state.get(name)
-        if isinstance(value, dict) and isinstance(old, dict):
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict) and isinstance(old, dict):
             same = value.get("type", old.get("type")) == old.get("type")
             result[name] = _merged(old, value) if same else value
         else:

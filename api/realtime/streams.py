@@ -1,11 +1,5 @@
 """The live sessions of a process, requests of Wyoming included: how many may be open, what they count, and
-how they end with it.
-
-    with streams.place(client) as place:        # raises ApiError when there are too many
-        place.leave = connection.leave          # called when the process drains
-    streams.drain()                             # from any thread
-
-Does not know sockets or events.
+how they end with it. Does not know sockets or events.
 """
 
 from __future__ import annotations
@@ -61,10 +55,6 @@ class Streams:
         )
         self._items = metrics.counter("live_items", "Items of live streams by result.", "result")
         self._audio_s = metrics.counter("live_audio_seconds", "Audio that live streams received.")
-        self._words = metrics.counter("live_words", "Words released in items that were completed.")
-        self._contradicted = metrics.counter(
-            "live_contradicted_words", "Of these, words that the item's transcript does not have."
-        )
         self._lag_s = metrics.histogram(
             "live_lag_seconds",
             "From the arrival of a decode's newest audio to its words.",
@@ -112,8 +102,6 @@ class Streams:
             self._lag_s.observe(max(0.0, event.lag_s))
         elif isinstance(event, Completed):
             self._items.labels("completed").inc()
-            self._words.inc(event.released)
-            self._contradicted.inc(event.contradicted)
         elif isinstance(event, Failed):
             self._items.labels("failed").inc()
 

@@ -6,6 +6,7 @@ the key is checked. Everything that can be refused is refused before the answer 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -23,9 +24,10 @@ from ..dependencies import (
     all_parts,
     while_connected,
 )
+from ..http.event_streams import EventStream, encoded
 from ..http.openapi import form_body
 from ..speech import forms
-from ..speech.answers import EventStream, answer, events
+from ..speech.answers import answer, events
 from ..speech.forms import TranscriptionForm, TranslationForm, check_model, parse
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
@@ -56,7 +58,7 @@ async def transcriptions(
         stream.notices = unused
     logprobs = "logprobs" in form.include
     if form.stream:
-        return EventStream(events(stream, logprobs=logprobs), stream.cancel)
+        return EventStream(encoded(events(stream, logprobs=logprobs)), stream.cancel)
     parts = await all_parts(request, stream)
     return answer(
         form.response_format,
@@ -77,14 +79,14 @@ async def _diarized(
     when both are done."""
     speakers, held = upload.serving.speakers, upload.held
     known = await speakers.enrol(form.known_speaker_names, form.known_speaker_references)
-    diarization = await speakers.start(known)
+    diarization = await asyncio.to_thread(speakers.start, known)
     held.callback(diarization.close)
     stream = await upload.follow(options, diarization.add_samples)
     stream.notices = unused
     held.callback(stream.cancel)
     if form.stream:
-        body = events(stream, logprobs=False, assign=diarization.assign)
-        return EventStream(body, held.pop_all().close)
+        messages = events(stream, logprobs=False, assign=diarization.assign)
+        return EventStream(encoded(messages), held.pop_all().close)
     await all_parts(request, stream)
     with upload.serving.tracing.span("diarize"):
         transcript = await while_connected(request, diarization.assign(stream.transcript))

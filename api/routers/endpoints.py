@@ -5,36 +5,21 @@ Errors are `{"detail": ...}` here, as the contract's clients expect (`api.http.e
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from ..dependencies import ClientDep, ServingDep, SettingsDep, admitted, transcribed
 from ..errors import ApiError
+from ..http.openapi import form_body
 from ..settings import NO_DIARIZER
 from ..speech import huggingface_contract
 
 router = APIRouter(tags=["endpoints"])
 
-FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "parameters": {"type": "string", "description": "JSON"},
-                    },
-                }
-            }
-        },
-    }
-}
+FORM = form_body(None)
+_SCHEMA = FORM["requestBody"]["content"]["multipart/form-data"]["schema"]
+_SCHEMA["properties"]["parameters"] = {"type": "string", "description": "JSON"}
 
 
 @router.post("/", openapi_extra=FORM)
@@ -50,11 +35,10 @@ async def predict(
         if fields:
             raise ApiError("invalid_value", f"unknown field {next(iter(fields))[:100]!r}")
         if parameters.language is not None:
-            serving.check().check_language(parameters.language)
+            serving.check_language(parameters.language)
         diarizing = settings.diarizer != NO_DIARIZER
         options = parameters.options(diarizing=diarizing)
         bounds = parameters.bounds() if diarizing else None
         transcript, spoken = await transcribed(request, upload, options, bounds)
-    drafting = serving.check().drafting
-    warnings += parameters.warnings(drafting=drafting, diarizing=diarizing)
+    warnings += parameters.warnings(diarizing=diarizing)
     return JSONResponse(huggingface_contract.answer(transcript, spoken, warnings))

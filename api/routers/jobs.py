@@ -46,13 +46,14 @@ from ..http.bodies import (
     split_name,
     whole,
 )
+from ..http.event_streams import PING, PING_S, EventStream
 from ..http.openapi import form_body, json_body
 from ..jobs.corrections import MAX_BYTES, CorrectedJobs, Corrections, Version
 from ..jobs.service import MAX_LABEL_LENGTH, Jobs, Operations
 from ..jobs.store import Store
 from ..jobs.submissions import RETRY_S, JobForm, Key, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
-from ..speech.answers import PING, PING_S, EventStream, answer
+from ..speech.answers import answer
 from ..speech.forms import check_model, parse
 
 POLL_S = 0.25
@@ -241,7 +242,7 @@ def uncorrect(id: str, jobs: JobsDep, caller: Caller) -> Response:
 
 @router.head("/{id}/audio", include_in_schema=False)
 @router.get("/{id}/audio")
-async def audio(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
+async def audio(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """The uploaded file, byte for byte; `Range` is supported."""
     job = await asyncio.to_thread(jobs.operations.get, id, caller)
     name = job.label or "recording"
@@ -249,9 +250,7 @@ async def audio(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Res
     media_type = guessed if guessed.startswith(("audio/", "video/")) else "application/octet-stream"
     try:  # `inline`: browsers play it, and save it under its original name
         path = await asyncio.to_thread(jobs.store.audio, job)
-        return await file_response(
-            request, path, filename=name, media_type=media_type, disposition="inline"
-        )
+        return await file_response(path, filename=name, media_type=media_type)
     except (FileNotFoundError, AudioError) as error:  # or deleted meanwhile
         raise ApiError("not_found", "the job's audio is not kept any more") from error
 

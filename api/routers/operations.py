@@ -3,10 +3,6 @@
 `/health` and `/ready` answer without a key and without details. A process is ready if its models are loaded
 and warm, no end is announced, the disk for uploads has room, and the job database accepts writes. If only the
 disk of jobs and files is full, it is ready, because it still transcribes.
-
-`/metrics`, for Prometheus, requires a key, like all routes that reveal something. `/v1/models` names the
-speech model, with its aliases, and the text model, whether they are loaded yet or not. Does not know how
-anything is counted.
 """
 
 from __future__ import annotations
@@ -70,8 +66,8 @@ class Readiness:
         self.settings, self.serving = settings, serving
         self.text_serving, self.jobs = text_serving, jobs
         self.clock, self.wait_s = clock, WAIT_S
-        self._checking: asyncio.Task[Storage] | None = None
-        self._result: tuple[float, Storage] | None = None  # its time, and what was found
+        self._looking: asyncio.Future[Storage] | None = None
+        self._began_s = 0.0
 
     async def check(self) -> Storage:
         """The state of the storage. Raises ApiError `not_ready` with the reason."""
@@ -85,26 +81,19 @@ class Readiness:
         return storage
 
     async def _storage(self) -> Storage:
-        """The last result, or that of a check which all waiting probes share."""
-        if self._result is not None and self.clock() - self._result[0] < FRESH_S:
-            return self._result[1]
-        if self._checking is None:
-            self._checking = asyncio.ensure_future(self._checked())
-        checking = self._checking  # the check itself ends the attribute
-        done, _ = await asyncio.wait({checking}, timeout=self.wait_s)
-        if not done:
-            return Storage(fault="the jobs' database does not answer")  # the check goes on
-        return checking.result()
-
-    async def _checked(self) -> Storage:
+        """What the last look has found, or the one that all waiting probes share."""
+        looking, now_s = self._looking, self.clock()
+        if looking is None or (looking.done() and now_s - self._began_s >= FRESH_S):
+            looking = asyncio.ensure_future(asyncio.to_thread(self._check_storage))
+            self._looking, self._began_s = looking, now_s
+        if not looking.done():
+            await asyncio.wait({looking}, timeout=self.wait_s)
+        if not looking.done():
+            return Storage(fault="the jobs' database does not answer")  # the look goes on
         try:
-            storage = await asyncio.to_thread(self._check_storage)
+            return looking.result()
         except OSError:
-            storage = Storage(fault="a disk cannot be read")
-        finally:
-            self._checking = None
-        self._result = self.clock(), storage
-        return storage
+            return Storage(fault="a disk cannot be read")
 
     def _check_storage(self) -> Storage:
         least = self.settings.min_free_bytes

@@ -2,9 +2,7 @@
 
 `GET /` is the page in a browser, and `OK` for programs (Hugging Face contract); `GET /page/NAME` are its
 files. They are public: the page holds no data, and its requests carry the user's key. `/docs` is Swagger UI,
-from a package (fastapi-offline, which does nothing else). Where keys are set, it and `/openapi.json` want
-one; a browser, which can send no bearer token by itself, asks for it as the password of HTTP Basic, under any
-name.
+from the package fastapi-offline. Where keys are set, it and `/openapi.json` want one (`browser_caller`).
 
 Nothing is loaded from other servers, so none of their scripts runs here and no text can become a script: the
 policies allow only this server's own files.

@@ -25,8 +25,6 @@ from ..dependencies import (
     bearer,
     check_scope,
     client,
-    in_force,
-    key_owner,
 )
 from ..errors import ApiError
 from ..http.bodies import json_object
@@ -49,16 +47,6 @@ MAX_SECRET_BYTES = 1 << 20
 """Of a request for a secret: the longest prompt, and then some."""
 
 PARAMETERS = frozenset({"intent", "model"})
-
-ABSENT = {
-    "translations": "this server has no live translation: transcribe at /v1/realtime?intent=transcription, "
-    "or translate a recording at /v1/audio/translations",
-    "calls": "this server speaks no WebRTC and no SIP: open a WebSocket at /v1/realtime?intent=transcription",
-    "sessions": "this is the beta shape of Realtime: make a secret at /v1/realtime/client_secrets",
-    "transcription_sessions": "this is the beta shape of Realtime: make a secret at "
-    "/v1/realtime/client_secrets",
-}
-"""Routes of OpenAI's that are refused by name."""
 
 router = APIRouter(prefix=PATH, tags=["realtime"])
 
@@ -94,16 +82,6 @@ async def not_upgraded() -> None:
     raise ApiError("invalid_value", f"{PATH} is a WebSocket: send `Upgrade: websocket`")
 
 
-@router.post("/{name:path}", include_in_schema=False)
-async def absent(name: str) -> None:
-    raise _absent(name)
-
-
-@socket_router.websocket(PATH + "/{name:path}")
-async def absent_socket(websocket: WebSocket, name: str) -> None:
-    await websocket.send_denial_response(_absent(name).response())
-
-
 @socket_router.websocket(PATH)
 async def realtime(websocket: WebSocket) -> None:
     streams: Streams = websocket.app.state.streams
@@ -136,10 +114,10 @@ def _caller(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]
     key = bearer(websocket) or _key_of_browser(websocket)
     if key is not None and key.startswith(SECRET_PREFIX):
         owner, config = streams.secrets.read(key, time.time())
-        if keyring.rights and not in_force(keyring, owner):
+        if keyring.rights and not keyring.in_force(owner):
             raise ApiError("invalid_api_key", "the client secret is of a key that has expired")
     elif keyring.rights:
-        found = key_owner(keyring, key)
+        found = keyring.owner(key or "")
         if found is None:
             raise ApiError(
                 "invalid_api_key",
@@ -174,8 +152,3 @@ def _asked(websocket: WebSocket, config: SessionConfig, settings: Settings) -> S
         return config
     name = check_model(query["model"], settings)
     return config.updated({"audio": {"input": {"transcription": {"model": name}}}})
-
-
-def _absent(name: str) -> ApiError:
-    text = ABSENT.get(name.partition("/")[0], f"there is no route {PATH}/{name}")
-    return ApiError("not_found", text)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -16,14 +16,15 @@ from starlette.responses import JSONResponse, Response
 from ..access.limits import Client
 from ..dependencies import ClientDep, ServingDep, part, reserve, while_connected
 from ..errors import ApiError
+from ..http.event_streams import EventStream, encoded
 from ..http.openapi import json_body
-from ..speech.answers import PING, PING_S, EventStream, data
+from ..speech.serving import Serving
 from ..text.forms import (
     ChatForm,
     CompletionForm,
-    FormT,
+    Form,
+    Json,
     Shape,
-    TextForm,
     parse,
     prompt_tokens,
     shape_of,
@@ -45,26 +46,23 @@ TextServingDep = Annotated[TextServing, Depends(part("text_serving", TextServing
 async def completions(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    form, model, texts = await _begin(request, text_serving, serving, client, CompletionForm)
-    return await _answer(request, serving, form, model, texts)
+    return await _written(request, text_serving, serving, client, CompletionForm)
 
 
 @router.post("/chat/completions", openapi_extra=json_body(ChatForm))
 async def chat(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    form, model, texts = await _begin(request, text_serving, serving, client, ChatForm)
-    return await _answer(request, serving, form, model, texts)
+    return await _written(request, text_serving, serving, client, ChatForm)
 
 
-async def _begin(
+async def _written(
     request: Request,
     text_serving: TextServing,
-    serving: ServingDep,
+    serving: Serving,
     client: Client,
-    kind: type[FormT],
-) -> tuple[FormT, str, TextRequest]:
-    """Parse the form, name the model, and queue the texts. Raises ApiError, and then nothing is queued."""
+    kind: type[Form],
+) -> Response:
     generator = text_serving.check()
     if serving.life.leaving:
         raise ApiError("not_ready", f"the server is {serving.life.state}")
@@ -72,19 +70,13 @@ async def _begin(
     try:
         form = await parse(request, kind)
         reservation.start()
-        model = text_serving.named(form.model)
-        texts = await asyncio.to_thread(texts_of, form, generator.encode)
-        return form, model, text_serving.write(texts, reservation.release)
+        shape = shape_of(form, text_serving.named(form.model))
+        pairs = await asyncio.to_thread(texts_of, form, generator.encode)
+        texts = text_serving.write(pairs, reservation.release)
     except BaseException:
         reservation.release()
         raise
-
-
-async def _answer(
-    request: Request, serving: ServingDep, form: TextForm, model: str, texts: TextRequest
-) -> Response:
-    shape, read = shape_of(form, model), prompt_tokens(form, texts.texts)
-    began_ns = time.time_ns()
+    read, began_ns = prompt_tokens(form, pairs), time.time_ns()
 
     def end() -> None:
         """Cancel what is left."""
@@ -92,38 +84,27 @@ async def _answer(
         serving.tracing.record("generate", began_ns, time.time_ns(), tokens=texts.written)
 
     if form.stream:
-        body = _chunks(texts, shape, read, usage=form.usage_streamed)
-        return EventStream(body, end)
+        return EventStream(encoded(_chunks(texts, shape, read)), end)
     try:
         completions = await while_connected(request, texts.completions())
     finally:
         end()
-    return JSONResponse(shape.whole(completions, read))
+    choices = [shape.choice(index, done) for index, done in enumerate(completions)]
+    return JSONResponse(shape.whole(choices, usage_of(completions, read)))
 
 
-async def _chunks(
-    texts: TextRequest, shape: Shape, read: int, *, usage: bool
-) -> AsyncIterator[bytes]:
-    """The body of a stream. A failure is sent as an event named `error`, which SDKs raise."""
+async def _chunks(texts: TextRequest, shape: Shape, read: int) -> AsyncGenerator[Json, None]:
+    """`read` are the tokens of the prompts."""
     ended: list[Completion] = []
-    try:
-        for index in range(len(texts.texts)):
-            begin = shape.begin(index)
-            if begin is not None:
-                yield data(shape.chunk([begin]))
-        while len(ended) < len(texts.texts):
-            try:
-                index, event = await asyncio.wait_for(texts.next(), PING_S)
-            except TimeoutError:
-                yield PING
-                continue
-            if event.text or (event.tokens and shape.logprobs is not None):
-                yield data(shape.chunk([shape.delta(index, event.text, event.tokens)]))
-            if event.completion is not None:
-                ended.append(event.completion)
-                yield data(shape.chunk([shape.end(index, event.completion)]))
-        if usage:
-            yield data(shape.chunk([], usage_of(ended, read)))
-        yield b"data: [DONE]\n\n"
-    except ApiError as error:
-        yield b"event: error\n" + data(error.body())
+    for index in range(len(texts.texts)):
+        if (begin := shape.begin(index)) is not None:
+            yield shape.chunk([begin])
+    while len(ended) < len(texts.texts):
+        index, event = await texts.next()
+        if event.text or (event.tokens and shape.logprobs is not None):
+            yield shape.chunk([shape.part(index, event.text, event.tokens)])
+        if event.completion is not None:
+            ended.append(event.completion)
+            yield shape.chunk([shape.end(index, event.completion.finish)])
+    if shape.with_usage:
+        yield shape.chunk([], usage_of(ended, read))

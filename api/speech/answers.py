@@ -1,21 +1,15 @@
 """Answers: a transcript in the requested format, whole or as server-sent events while it becomes final.
 
-    data: {"type": "transcript.text.delta", "delta": "..."}
-    data: {"type": "transcript.text.done", "text": "...", ...}
-
 OpenAI's keys and events keep their names; further information has additional keys. A recording without speech
 has an answer too: empty text and empty lists. Of events only final text is sent, in order, so the joined
-deltas are the text of `done`. A failure is sent as an event named `error`, without a `done`: OpenAI's SDK
-raises it.
+deltas are the text of `done`; after a failure there is no `done`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Awaitable,
     Callable,
     Iterable,
@@ -28,15 +22,13 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from forescribe.asr.formats import files
 from forescribe.asr.formats.transcript import Transcript, coverage_to_dict, notice_to_dict
 from forescribe.asr.formats.transcript_parts import Json, Segment, Word
 from forescribe.asr.model.languages import LANGUAGES
 
-from ..errors import ApiError
 from .decoding import Decoding
 
 if TYPE_CHECKING:
@@ -73,14 +65,6 @@ FILES: Mapping[str, tuple[Callable[[Transcript], str], str]] = MappingProxyType(
 PIECE_TOKENS = 4
 """Tokens of a delta, three words of English: what a reader takes in at a glance."""
 
-PING_S = 15.0
-"""Proxies close a connection that is silent for a minute."""
-
-PING = b": ping\n\n"
-
-NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Without them a proxy may hold events back until it has enough."""
-
 Assign = Callable[[Transcript], Awaitable[Transcript]]
 
 
@@ -89,41 +73,21 @@ def answer(
     transcript: Transcript,
     *,
     tokens: Sequence[Token] | None = None,
-    granularities: Iterable[str] | None = None,
+    granularities: Iterable[str] = ("segment",),
 ) -> Response:
-    """The answer in any of the contract's formats; see `body_of`. Plain text has no place for a warning about
+    """The answer in any of the contract's formats. `diarized_json` requires a transcript with speakers;
+    `tokens` are given if their log-probabilities were requested. Plain text has no place for a warning about
     the request, so it is in a header."""
-    body = body_of(form, transcript, tokens=tokens, granularities=granularities)
-    if isinstance(body, str):
-        unused = [notice for notice in transcript.warnings if notice.code == UNUSED]
-        headers = {"Warning": f'299 forescribe "{unused[0].message}"'} if unused else None
-        media_type = FILES[form][1] if form in FILES else None
-        return PlainTextResponse(body, headers=headers, media_type=media_type)
-    return JSONResponse(body)
-
-
-def body_of(
-    form: str,
-    transcript: Transcript,
-    *,
-    tokens: Sequence[Token] | None = None,
-    granularities: Iterable[str] | None = None,
-) -> str | dict[str, Json]:
-    """The content of an answer: an object, or a string for the formats that are plain text.
-
-    `diarized_json` requires a transcript with speakers. `tokens` are given if their log-probabilities were
-    requested; without `granularities` there are segments.
-    """
-    if form == "text":
-        return f"{transcript.text}\n"
-    if form in FILES:
-        render, _ = FILES[form]
-        return render(transcript)
-    if form == "diarized_json":
-        return diarized(transcript)
     if form == "json":
-        return short(transcript, tokens)
-    return verbose(transcript, set(granularities or ("segment",)))
+        return JSONResponse(short(transcript, tokens))
+    if form == "verbose_json":
+        return JSONResponse(verbose(transcript, set(granularities)))
+    if form == "diarized_json":
+        return JSONResponse(diarized(transcript))
+    render, media_type = FILES.get(form, (lambda transcript: f"{transcript.text}\n", "text/plain"))
+    unused = [notice for notice in transcript.warnings if notice.code == UNUSED]
+    headers = {"Warning": f'299 forescribe "{unused[0].message}"'} if unused else None
+    return PlainTextResponse(render(transcript), headers=headers, media_type=media_type)
 
 
 def short(transcript: Transcript, tokens: Sequence[Token] | None) -> dict[str, Json]:
@@ -248,51 +212,30 @@ def warnings(transcript: Transcript) -> dict[str, Json]:
 
 async def events(
     stream: Decoding, *, logprobs: bool, assign: Assign | None = None
-) -> AsyncIterator[bytes]:
-    """The body of the answer. `assign` adds speakers once everything is decoded."""
+) -> AsyncGenerator[dict[str, Json], None]:
+    """The events of a transcription. `assign` adds speakers once everything is decoded."""
     deltas, sent = Deltas(), list[Json]()
-    try:
-        while (part := await _next(stream)) is not None:
-            if isinstance(part, bytes):
-                yield part
-                continue
-            for text, tokens in pieces(part):
-                logprob_items = token_logprobs(tokens)
-                sent += logprob_items
-                delta: dict[str, Json] = {"delta": deltas.push(text)}
-                if logprobs:
-                    delta["logprobs"] = logprob_items
-                if delta["delta"] or (logprobs and logprob_items):
-                    yield data({"type": "transcript.text.delta", **delta})
-        transcript = stream.transcript
-        if assign is not None:
-            assigning = asyncio.ensure_future(assign(transcript))
-            while not (await asyncio.wait({assigning}, timeout=PING_S))[0]:
-                yield PING
-            transcript = assigning.result()
-            for segment in speaker_segments(transcript):
-                yield data(segment)
-        yield data(_done(transcript, sent if logprobs else None))
-        yield b"data: [DONE]\n\n"
-    except ApiError as error:
-        yield b"event: error\n" + data(error.body())
-
-
-class EventStream(StreamingResponse):
-    """An answer of events. `cleanup` is called when it ends or the client disconnects, even if no event
-    was read."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, body: AsyncIterator[bytes], cleanup: Callable[[], None]) -> None:
-        super().__init__(body, headers=NO_BUFFER)
-        self.cleanup = cleanup
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.cleanup()
+    while (part := await stream.next()) is not None:
+        for text, tokens in pieces(part):
+            delta: dict[str, Json] = {"delta": deltas.push(text)}
+            if logprobs:
+                delta["logprobs"] = token_logprobs(tokens)
+                sent += token_logprobs(tokens)
+            if any(delta.values()):
+                yield {"type": "transcript.text.delta", **delta}
+    transcript = stream.transcript
+    if assign is not None:
+        transcript = await assign(transcript)
+        for segment in speaker_segments(transcript):
+            yield segment
+    done: dict[str, Json] = {
+        "type": "transcript.text.done",
+        "text": transcript.text,
+        "languages": languages(transcript),
+        "usage": token_usage(transcript),
+        **warnings(transcript),
+    }
+    yield {**done, "logprobs": sent} if logprobs else done
 
 
 class Deltas:
@@ -315,30 +258,22 @@ class Deltas:
 
 def pieces(part: Part) -> Iterator[tuple[str, tuple[Token, ...]]]:
     """Text and tokens of a few words at a time: a part can hold several windows, and half a minute of text in
-    one event is hard to follow. No piece ends within a character."""
+    one event is hard to follow. A piece has `PIECE_TOKENS` or a few more and ends before a word or, in
+    scripts without spaces, before a character."""
     tokens = iter(part.tokens)
     for segment in part.segments:
-        yield from _words(segment.text, list(islice(tokens, len(segment.tokens))))
+        text = segment.text
+        held: list[Token] = []
+        for token in islice(tokens, len(segment.tokens)):
+            word_begins = token.data[:1] == b" " or len(held) >= 3 * PIECE_TOKENS
+            if word_begins and len(held) >= PIECE_TOKENS:
+                said = b"".join(one.data for one in held).decode(errors="replace")
+                if text.startswith(said) and len(said) < len(text):
+                    yield said, tuple(held)
+                    text, held = text[len(said) :], []
+            held.append(token)
+        yield text, tuple(held)
     assert next(tokens, None) is None, "every token belongs to a segment"
-
-
-def _words(text: str, tokens: Sequence[Token]) -> Iterator[tuple[str, tuple[Token, ...]]]:
-    """A segment in pieces of `PIECE_TOKENS` or a few more, where a word or, in scripts without spaces, a
-    character begins; the last piece is what is left of the text."""
-    held: list[Token] = []
-    for token in tokens:
-        if len(held) >= PIECE_TOKENS and (token.data[:1] == b" " or len(held) >= 3 * PIECE_TOKENS):
-            said = b"".join(one.data for one in held).decode(errors="replace")
-            if text.startswith(said) and len(said) < len(text):
-                yield said, tuple(held)
-                text, held = text[len(said) :], []
-        held.append(token)
-    yield text, tuple(held)
-
-
-def data(body: Mapping[str, object]) -> bytes:
-    """One event with its data on one line."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
 
 
 def _word(word: Word) -> dict[str, Json]:
@@ -365,22 +300,3 @@ def _segment(segment: Segment) -> dict[str, Json]:
         "tokens": list(segment.tokens),
         **guarded,
     }
-
-
-async def _next(stream: Decoding) -> Part | bytes | None:
-    """The next part; a ping if there is none for some time."""
-    try:
-        return await asyncio.wait_for(stream.next(), PING_S)
-    except TimeoutError:
-        return PING
-
-
-def _done(transcript: Transcript, sent: list[Json] | None) -> dict[str, Json]:
-    body: dict[str, Json] = {
-        "type": "transcript.text.done",
-        "text": transcript.text,
-        "languages": languages(transcript),
-        "usage": token_usage(transcript),
-        **warnings(transcript),
-    }
-    return body if sent is None else {**body, "logprobs": sent}

@@ -3,12 +3,9 @@
     decoding = Decoding()                                     # the listener of a submission
     decoding.queued(session, session.submit(samples, options, decoding))
     decoding.outcome()                                        # on a thread
-    decoding.wait_for(0)                                      # there, the first group of a plan
 
     decoding = Decoding(timeout_s=600)                        # made on the event loop
     while (part := await decoding.next()) is not None: ...    # parts as they become final
-    decoding.transcript
-    decoding.cancel()                                         # on any thread; not after the end
 
 Groups are decoded ahead of the thread that stores them, so the engine never waits for a disk.
 """

@@ -1,8 +1,8 @@
 """Speakers of a request: the loaded diarizer, and the diarization of one recording during its transcription.
 
-    diarization = await speakers.start(known)
+    diarization = await asyncio.to_thread(speakers.start, known)
     ... the samples go to diarization.add_samples, on the thread that reads them ...
-    transcript = await diarization.assign(transcript, letter)
+    transcript = await diarization.assign(transcript)
     diarization.close()                                # in any case
 
 The diarizer is loaded when it is first needed, and works on one recording at a time. Does not know forms.
@@ -171,17 +171,11 @@ class Speakers:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return KnownSpeaker(name, encoder, voice.vector, voice.samples, clips=1, added=now)
 
-    async def start(
+    def start(
         self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
     ) -> RecordingDiarization:
-        """Begin to diarize a recording, with bounds for the number of speakers. Raises ApiError if the
-        diarizer cannot be loaded."""
-        return await asyncio.to_thread(self.start_blocking, known, bounds)
-
-    def start_blocking(
-        self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
-    ) -> RecordingDiarization:
-        """As `start`; waits for the diarizer."""
+        """Begin to diarize a recording, with bounds for the number of speakers, once the diarizer is loaded:
+        not on the event loop. Raises ApiError if it cannot be loaded."""
         with refused():
             self._loaded()
         return RecordingDiarization(self, known, bounds)
@@ -202,12 +196,12 @@ class RecordingDiarization:
         self._task = self._thread.enter_context(finder.begin())()
         self.add_samples = self._task.feed
 
-    async def assign(self, transcript: Transcript, label: Label | None = None) -> Transcript:
+    async def assign(self, transcript: Transcript, label: Label = letter) -> Transcript:
         """The transcript with a speaker for every segment: a known name, or else the label of the n-th
-        unknown speaker, by default A, B, ... Raises ApiError if the diarizer fails."""
+        unknown speaker. Raises ApiError if the diarizer fails."""
         try:
             found = await asyncio.wrap_future(self._task.finish(transcript))
-            return relabelled(found, self._taken, label or letter)
+            return relabelled(found, self._taken, label)
         except ForescribeError as error:
             raise ApiError.of(error) from error
 

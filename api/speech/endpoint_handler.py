@@ -68,8 +68,7 @@ class EndpointHandler:
             return {"detail": ApiError.of(error).message}
         except ApiError as error:
             return {"detail": error.message}
-        drafting = self.session.context.whisper.drafting
-        warnings += parameters.warnings(drafting=drafting, diarizing=self.speakers is not None)
+        warnings += parameters.warnings(diarizing=self.speakers is not None)
         return huggingface_contract.answer(transcript, diarized, warnings)
 
     def _transcribed(
@@ -80,7 +79,7 @@ class EndpointHandler:
         with ExitStack() as cleanup:
             diarization = None
             if self.speakers is not None:
-                diarization = self.speakers.start_blocking(bounds=parameters.bounds())
+                diarization = self.speakers.start(bounds=parameters.bounds())
                 cleanup.callback(diarization.close)
             tap = diarization.add_samples if diarization is not None else None
             options = parameters.options(diarizing=diarizing)

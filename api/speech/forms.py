@@ -46,42 +46,29 @@ MAX_SPEAKER_NAME = 255
 HYSTERESIS = 0.15
 """How far below the onset threshold speech ends (silero-vad's default)."""
 
-_NO, _YES, _ONE = ("false", "0"), ("true", "1"), ("1", "1.0")
+NEVER_USED = """
+append_punctuations batch_size chunk_length clip_timestamps hallucination_silence_threshold
+language_detection_segments language_detection_threshold max_initial_timestamp max_new_tokens prefix
+prepend_punctuations prompt_reset_on_temperature suppress_blank suppress_tokens vad_parameters
+"""
 
 FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "best_of": _ONE,
-        "condition_on_previous_text": _YES,
-        "repetition_penalty": _ONE,
+        "best_of": ("1", "1.0"),
+        "condition_on_previous_text": ("true", "1"),
+        "repetition_penalty": ("1", "1.0"),
         "no_repeat_ngram_size": ("0",),
-        "without_timestamps": _NO,
-        "multilingual": _NO,
-        "log_progress": _NO,
-        **dict.fromkeys(
-            (
-                "append_punctuations",
-                "batch_size",
-                "chunk_length",
-                "clip_timestamps",
-                "hallucination_silence_threshold",
-                "language_detection_segments",
-                "language_detection_threshold",
-                "max_initial_timestamp",
-                "max_new_tokens",
-                "prefix",
-                "prepend_punctuations",
-                "prompt_reset_on_temperature",
-                "suppress_blank",
-                "suppress_tokens",
-                "vad_parameters",
-            ),
-            (),
-        ),
+        "without_timestamps": ("false", "0"),
+        "multilingual": ("false", "0"),
+        "log_progress": ("false", "0"),
+        **dict.fromkeys(NEVER_USED.split(), ()),
     }
 )
 """Its options that have no effect here, with the values for which that makes no difference."""
 
 Entry = Annotated[str, Field(max_length=MAX_NAME)]
+Languages = Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None
+Known = Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)]
 
 OBJECTS = frozenset({"chunking_strategy", "expires_after"})
 
@@ -166,15 +153,13 @@ class TranscriptionForm(DecodingForm):
     """`/v1/audio/transcriptions`, without the file. `hint` is not OpenAI's: text that is probably spoken,
     which drafts are copied from and no word depends on."""
 
-    languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
-        None
-    )
+    languages: Languages = None
     include: tuple[Literal["logprobs"], ...] = ()
     timestamp_granularities: tuple[Literal["word", "segment"], ...] | None = None
     stream: bool = False
     chunking_strategy: Literal["auto"] | VadConfig | None = None
-    known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
-    known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
+    known_speaker_names: Known = ()
+    known_speaker_references: Known = ()
 
     @property
     def diarized(self) -> bool:
@@ -234,7 +219,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
     if language is not None and language.strip().lower() == "auto":
         language = None
     if language is not None:
-        serving.check().check_language(language, "languages" if form.languages else "language")
+        serving.check_language(language, "languages" if form.languages else "language")
     # Long audio is always cut, so `auto` equals the default.
     strategy, windows = form.chunking_strategy, WindowOptions()
     if isinstance(strategy, VadConfig):
@@ -275,7 +260,7 @@ def granularities(form: AudioForm) -> set[str]:
 
 def translation(form: TranslationForm, serving: Serving) -> Options:
     """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
-    if not serving.check().translates:
+    if not serving.translates:
         raise invalid("model", "this model cannot translate")
     words = "word" in granularities(form)
     return Options(**meant(form, "en") | {"task": "translate", "words": words})
@@ -298,21 +283,17 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
         text(value, name)
         if value.strip() in ("", "null"):
             continue
+        earlier = values.get(name)
         if name in ARRAYS:
-            items = values.setdefault(name, [])
-            assert isinstance(items, list)
-            items += _elements(name, value)
-        elif key and name in OBJECTS:
-            members = values.setdefault(name, {})
-            if not isinstance(members, dict):
-                raise ApiError("invalid_value", f"{name} is given in two spellings", param=name)
-            members[key] = value
-        elif key is not None:
-            raise ApiError("invalid_value", f"{name} is neither a list nor an object", param=name)
-        elif name in values:
-            raise ApiError("invalid_value", f"{name} is given twice", param=name)
+            values[name] = [*(earlier or ()), *_elements(name, value)]
+        elif key and name in OBJECTS and (earlier is None or isinstance(earlier, dict)):
+            values[name] = {**(earlier or {}), key: value}
+        elif key is not None or earlier is not None:
+            raise invalid(name, "given twice, or with a key that it does not have")
+        elif name in OBJECTS and value.lstrip().startswith("{"):
+            values[name] = loads(value, name)
         else:
-            values[name] = _object(name, value) if name in OBJECTS else value
+            values[name] = value
     return values
 
 
@@ -325,20 +306,10 @@ def _elements(name: str, value: str) -> list[str]:
     """One element, lines, or the JSON list in the field."""
     if not value.lstrip().startswith("["):
         return value.splitlines() if name in LINES else [value]
-    items = loads(value, name)
+    items: list[str] = loads(value, name)
     if len(items) > MOST_TERMS:  # before each is checked
-        raise ApiError("invalid_value", f"{name}: more than {MOST_TERMS} entries", param=name)
-    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise ApiError("invalid_value", f"{name}: not a list of strings", param=name)
+        raise invalid(name, f"more than {MOST_TERMS} entries")
     return items
-
-
-def _object(name: str, value: str) -> Value:
-    if not value.lstrip().startswith("{"):
-        return value
-    members = loads(value, name)
-    assert isinstance(members, dict)
-    return members
 
 
 def _check(form: TranscriptionForm, asked: Mapping[str, Any], serving: Serving) -> None:
@@ -348,7 +319,7 @@ def _check(form: TranscriptionForm, asked: Mapping[str, Any], serving: Serving) 
     elif form.known_speaker_names or form.known_speaker_references:
         param = "known_speaker_" + ("names" if form.known_speaker_names else "references")
         raise invalid(param, "needs response_format=diarized_json")
-    if asked["task"] == "translate" and not serving.check().translates:
+    if asked["task"] == "translate" and not serving.translates:
         raise invalid("task", "this model cannot translate")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "needs response_format=verbose_json")

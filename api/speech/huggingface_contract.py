@@ -37,7 +37,7 @@ class Parameters(BaseModel):
     task: Literal["transcribe", "translate"] = "transcribe"
     batch_size: int = 24  # no effect: the engine's own applies to all requests together
     assisted: bool = False  # no effect: drafts are always used, with the same words
-    chunk_length_s: int = 30
+    chunk_length_s: int = 30  # no effect: audio is cut at pauses, into windows of at most 30 s
     sampling_rate: int = 16000  # no effect: a recording's own rate is known
     language: str | None = None
     num_speakers: int | None = None
@@ -47,16 +47,11 @@ class Parameters(BaseModel):
     def options(self, *, diarizing: bool) -> Options:
         return Options(language=self.language, task=self.task, words=diarizing, guards=Guards())
 
-    def warnings(self, *, drafting: bool, diarizing: bool) -> list[str]:
-        """Messages about parameters that have no effect."""
-        messages = []
-        if self.assisted and not drafting:
-            messages.append("assisted: there is no assistant model, so decoding is plain")
-        if self.chunk_length_s != 30:
-            messages.append("chunk_length_s: audio is cut at pauses, into windows of at most 30 s")
+    def warnings(self, *, diarizing: bool) -> list[str]:
+        """Messages about parameters that could not be served."""
         if any((self.num_speakers, self.min_speakers, self.max_speakers)) and not diarizing:
-            messages.append("number of speakers: this server does not diarize")
-        return messages
+            return ["number of speakers: this server does not diarize"]
+        return []
 
     def bounds(self) -> Bounds:
         """Bounds for the number of speakers. Raises UsageError if they contradict each other."""

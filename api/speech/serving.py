@@ -1,19 +1,14 @@
 """Speech serving: the process's transcriber in its own thread, used from the event loop.
 
-    serving = Serving.of(settings)
-    serving.start()                          # loads in the thread; `life.state` tells how far it is
     decoding = serving.follow(samples, options, None, progressed, done)   # one upload through the engine
-    await serving.stop()
 
-After `idle_unload_s` without work the model leaves memory; the next request has it loaded and waits.
-
-All requests share one session, so the windows of all uploads share the engine's slots. Does not know
-forms and answers.
+All requests share one session, so the windows of all uploads share the engine's slots. After `idle_unload_s`
+without work the model leaves memory; the next request has it loaded and waits. Does not know forms and
+answers.
 
 A front end has no model and is ready at once: it accepts jobs, and `forescribe worker` does them on other
-machines. Recordings are still decoded here, in child processes, for their length and to refuse what is not
-audio. What only the model can tell (whether it knows a language that Whisper knows) fails the job instead of
-the request.
+machines. Recordings are still decoded here, for their length and to refuse what is not audio. What only the
+model can tell (whether it knows a language that Whisper knows) fails the job instead of the request.
 """
 
 from __future__ import annotations
@@ -26,13 +21,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
@@ -61,7 +55,6 @@ if TYPE_CHECKING:
 
 
 SPEECH_MODEL = "the speech model"
-"""What log lines call it."""
 
 READERS = max(2, len(os.sched_getaffinity(0)) // 4)
 """Uploads decoded at a time, and threads that cut them into windows. A child costs 38 ms of a core, mostly to
@@ -111,7 +104,8 @@ class Serving:
         self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = Metrics()
         self.session: Session | None = None
-        self._facts: Facts | None = None
+        self.tokens: SpeechTokens | None = None
+        """The model's special tokens, whether it is in memory or not; a front end does not know them."""
         self._stats = Stats()  # of sessions that have ended
         self.idle = IdleUnload(settings.idle_unload_s or 0.0, self._busy, self._unload)
         self.thread = ModelThread(
@@ -123,6 +117,7 @@ class Serving:
             self.idle.wanted,
         )
         _register(self)
+        self._tell_build()
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -138,7 +133,7 @@ class Serving:
             self.thread.start()
             self.idle.start()
         elif self.life.state == "loading":
-            self._facts, self.life.state = Facts(None, drafting=True), "ready"
+            self.life.state = "ready"
 
     async def stop(self) -> None:
         """Drain, and wait for the end."""
@@ -176,12 +171,25 @@ class Serving:
 
     # -- on the event loop ------------------------------------------------------------------------
 
-    def check(self) -> Facts:
-        """What is known of the model, in memory or not. Raises ApiError `not_ready` if no work is
-        admitted."""
-        if not self.life.open or self._facts is None:
+    def check(self) -> None:
+        """Raises ApiError `not_ready` if no work is admitted."""
+        if not self.life.open:
             raise ApiError("not_ready", f"the server is {self.life.state}")
-        return self._facts
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model translates, as far as it is known."""
+        return self.tokens is None or self.tokens.translates
+
+    def check_language(self, names: str, param: str = "language") -> None:
+        """Raises ApiError `invalid_value`, which names the field `param`, for one of several languages,
+        separated by commas, that the model does not know."""
+        from forescribe.asr.model.languages import read_languages
+
+        try:
+            (read_languages if self.tokens is None else self.tokens.spoken)(names)
+        except UsageError as error:
+            raise ApiError.of(error, param=param) from error
 
     async def decoded(self, file: BinaryIO, name: str = NAME) -> DecodedFile:
         """The samples of an upload, which the caller closes; `name` is that of its field. Raises ApiError for
@@ -263,8 +271,9 @@ class Serving:
             raise ApiError.of(error, param="session") from error
 
     def _ready(self) -> Session:
-        if not self.life.open or self.session is None:
-            raise ApiError("not_ready", f"the server is {self.life.state}")
+        self.check()
+        if self.session is None:
+            raise ApiError("not_ready", "the model was unloaded")
         return self.session
 
     # -- on the engine's thread -------------------------------------------------------------------
@@ -279,8 +288,8 @@ class Serving:
 
     def _run(self, session: Session) -> None:
         whisper = session.context.whisper
-        self._facts = Facts(whisper.tokens, whisper.drafting)
-        self.session = session
+        self._tell_build(str(whisper.engine), whisper.device.name)
+        self.tokens, self.session = whisper.tokens, session
         self.idle.loaded()
         if self.thread.closed.is_set():  # the end came while it was loaded
             session.close()
@@ -289,6 +298,11 @@ class Serving:
             log.info('{"event": "ready"}')
         if self.life.open:
             session.run()
+
+    def _tell_build(self, engine: str = "", device: str = "") -> None:
+        """What runs here; engine and device are unknown until the model is loaded."""
+        facts = {"version": version("forescribe"), "model": self.settings.model_name}
+        self.metrics.build.info({**facts, "engine": engine, "device": device})
 
     # -- on a thread that looks whether it is idle ------------------------------------------------
 
@@ -305,30 +319,6 @@ class Serving:
         session.close()  # its thread ends, and nothing refers to the model any more
         self.speakers.unload()
         report("unloaded", what=SPEECH_MODEL, name=self.settings.model_name)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What requests are checked against: the model's special tokens, which a front end does not know, and
-    whether something drafts."""
-
-    tokens: SpeechTokens | None
-    drafting: bool
-
-    @property
-    def translates(self) -> bool:
-        """Whether the model translates."""
-        return self.tokens is None or self.tokens.translates
-
-    def check_language(self, names: str, param: str = "language") -> None:
-        """Raises ApiError `invalid_value`, which names the field `param`, for one of several languages,
-        separated by commas, that the model does not know."""
-        from forescribe.asr.model.languages import read_languages
-
-        try:
-            (read_languages if self.tokens is None else self.tokens.spoken)(names)
-        except UsageError as error:
-            raise ApiError.of(error, param=param) from error
 
 
 def load_transcriber(settings: Settings) -> Transcriber:
@@ -362,21 +352,6 @@ def _register(serving: Serving) -> None:
     """Register series that are read when metrics are requested."""
     metrics, admission = serving.metrics, serving.admission
 
-    def build_info() -> Iterator[Metric]:
-        """Version, model, engine and device; the last two are empty until the model is loaded."""
-        session = serving.session
-        whisper = None if session is None else session.context.whisper
-        facts = {
-            "version": version("forescribe"),
-            "model": serving.settings.model_name,
-            "engine": "" if whisper is None else str(whisper.engine),
-            "device": "" if whisper is None else whisper.device.name,
-        }
-        text = "What runs here; always 1."
-        family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
-        family.add_metric(list(facts.values()), 1)
-        yield family
-
     def engine_counts() -> Iterator[Metric]:
         """Counters that the engine keeps itself; up to five seconds old."""
         stats = serving.stats()
@@ -389,7 +364,6 @@ def _register(serving: Serving) -> None:
             return 0.0
         return 1 - session.context.slots.free / session.context.engine.batch
 
-    metrics.register(build_info)
     metrics.register(engine_counts)
     text = "Time of the engine's thread by stage; up to five seconds old."
     metrics.count("engine_seconds", text, "stage", lambda: serving.stats().seconds)

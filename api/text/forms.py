@@ -2,17 +2,17 @@
 
 OpenAI's options that this service does not have (tools, biases, best_of) are refused by name, unless they
 ask for nothing, as the defaults of wrappers do: `IDLE`. `top_k`, `min_p`, `repetition_penalty` and `gamma`
-are extensions; SDKs send them as `extra_body`. Answers are whole or in chunks, pure functions of completions.
-Does not know how texts are generated.
+are extensions; SDKs send them as `extra_body`. Does not know how texts are generated.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -24,7 +24,7 @@ from ..http.bodies import json_object
 from ..wording import field_of, told
 
 if TYPE_CHECKING:
-    from forescribe.text.streaming import Completion, Options, Token
+    from forescribe.text.streaming import Candidate, Completion, Options, Token
 
     Text = tuple[tuple[int, ...], Options]
     """A prompt in tokens, and the options of its text."""
@@ -103,48 +103,6 @@ class TextForm(BaseModel):
     def usage_streamed(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    @property
-    def prompts(self) -> list[Prompt]:
-        raise NotImplementedError
-
-    @property
-    def max_text_tokens(self) -> int | None:
-        """The maximum number of tokens of one text."""
-        raise NotImplementedError
-
-    @property
-    def ranks(self) -> int | None:
-        """How many of the most probable tokens are returned for each position; None for no
-        log-probabilities at all."""
-        raise NotImplementedError
-
-    def choices(self) -> list[Options]:
-        """The options of the `n` texts of one prompt. Without a seed they differ each time; with one, each
-        text has a separate seed that depends on nothing else."""
-        from forescribe.speculative.requests import Sampling
-        from forescribe.text.streaming import Options
-
-        seed = secrets.randbits(31) if self.seed is None else self.seed
-        return [
-            Options(
-                max_tokens=self.max_text_tokens,
-                temperature=self.temperature,
-                sampling=Sampling(
-                    top_k=self.top_k,
-                    top_p=self.top_p,
-                    min_p=self.min_p,
-                    repetition=self.repetition_penalty,
-                    presence=self.presence_penalty,
-                    frequency=self.frequency_penalty,
-                ),
-                seed=_seed_of(seed, index),
-                stop=self.stop or (),
-                logprobs=self.ranks or 0,
-                gamma=self.gamma,
-            )
-            for index in range(self.n)
-        ]
-
 
 class CompletionForm(TextForm):
     prompt: str | Ids | list[str] | list[Ids]
@@ -155,10 +113,13 @@ class CompletionForm(TextForm):
 
     @property
     def max_text_tokens(self) -> int | None:
+        """The maximum number of tokens of one text."""
         return self.max_tokens
 
     @property
     def ranks(self) -> int | None:
+        """How many of the most probable tokens are returned for each position; None for no
+        log-probabilities at all."""
         return self.logprobs
 
     @property
@@ -239,22 +200,22 @@ class ChatForm(TextForm):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-FormT = TypeVar("FormT", bound=TextForm)
+Form = CompletionForm | ChatForm
 
 
-async def parse(request: Request, kind: type[FormT]) -> FormT:
+async def parse(request: Request, kind: type[Form]) -> Form:
     """Read and check the body. Raises ApiError `invalid_value` with the name of the field."""
-    return checked(await json_object(request, MAX_BODY), kind)
-
-
-def checked(body: Mapping[str, Any], kind: type[FormT]) -> FormT:
-    """Raises ApiError `invalid_value` with the name of the field."""
+    body = await json_object(request, MAX_BODY)
     # null counts as absent
     values = {k: v for k, v in body.items() if v is not None and not _idle(k, v)}
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _refused(error.errors(), kind) from error
+        place, message = told(error.errors(), kind.model_fields)
+        param = field_of(place) or "top_logprobs"
+        if param in IDLE:
+            message = "is not here: this server writes text, and calls, biases and stores nothing"
+        raise ApiError("invalid_value", f"{place or param}: {message}", param=param) from error
 
 
 def _idle(name: str, value: object) -> bool:
@@ -262,7 +223,7 @@ def _idle(name: str, value: object) -> bool:
     return any(value == one and type(value) is type(one) for one in IDLE.get(name, ()))
 
 
-def texts_of(form: TextForm, encode: Callable[[Prompt], tuple[int, ...]]) -> list[Text]:
+def texts_of(form: Form, encode: Callable[[Prompt], tuple[int, ...]]) -> list[Text]:
     """The prompts of all texts, in tokens, with their options; takes the time that `encode` takes. Raises
     ApiError `invalid_value` for too many texts, and a prompt that cannot be continued."""
     if len(form.prompts) * form.n > MAX_TEXTS:
@@ -272,22 +233,45 @@ def texts_of(form: TextForm, encode: Callable[[Prompt], tuple[int, ...]]) -> lis
     except RequestError as error:
         param = "messages" if isinstance(form, ChatForm) else "prompt"
         raise ApiError("invalid_value", str(error), param=param) from error
-    choices = form.choices()
+    choices = _choices(form)
     return [(prompt, options) for prompt in prompts for options in choices]
 
 
-def prompt_tokens(form: TextForm, texts: Sequence[Text]) -> int:
+def _choices(form: Form) -> list[Options]:
+    """The options of the `n` texts of one prompt. Without a seed they differ each time; with one, each
+    text has a separate seed that depends on nothing else."""
+    from forescribe.speculative.requests import Sampling
+    from forescribe.text.streaming import Options
+
+    seed = secrets.randbits(31) if form.seed is None else form.seed
+    sampling = Sampling(
+        top_k=form.top_k,
+        top_p=form.top_p,
+        min_p=form.min_p,
+        repetition=form.repetition_penalty,
+        presence=form.presence_penalty,
+        frequency=form.frequency_penalty,
+    )
+    return [
+        Options(
+            max_tokens=form.max_text_tokens,
+            temperature=form.temperature,
+            sampling=sampling,
+            seed=_seed_of(seed, index),
+            stop=form.stop or (),
+            logprobs=form.ranks or 0,
+            gamma=form.gamma,
+        )
+        for index in range(form.n)
+    ]
+
+
+def prompt_tokens(form: Form, texts: Sequence[Text]) -> int:
     """Tokens of the prompts. Each counts once, however many texts are generated for it."""
     return sum(len(prompt) for prompt, _ in texts) // form.n
 
 
-def shape_of(form: TextForm, model: str) -> Shape:
-    """The format of the answer to a form, created now. `model` is the name that it tells."""
-    kind = ChatShape if isinstance(form, ChatForm) else TextShape
-    return kind(model, int(time.time()), logprobs=form.ranks, usage=form.usage_streamed)
-
-
-class Shape:
+class AnswerShape:
     """The JSON format of one of the two routes, for one answer. `created` is in Unix seconds; `logprobs` is
     the number of most probable tokens per position, None for no log-probabilities."""
 
@@ -300,26 +284,9 @@ class Shape:
         self.logprobs, self.with_usage = logprobs, usage
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
 
-    def begin(self, index: int) -> Json | None:
-        """The first chunk of a choice, before its text; None for none."""
-        raise NotImplementedError
-
-    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
-        """A chunk with text of a choice."""
-        raise NotImplementedError
-
-    def end(self, index: int, completion: Completion) -> Json:
-        """The last chunk of a choice."""
-        raise NotImplementedError
-
-    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json:
+    def whole(self, choices: list[Json], usage: Json) -> Json:
         """The whole answer."""
-        choices = [self._whole_choice(index, done) for index, done in enumerate(completions)]
-        usage = usage_of(completions, prompt_tokens)
         return {**self._head(self.kind), "choices": choices, "usage": usage}
-
-    def _whole_choice(self, index: int, done: Completion) -> Json:
-        raise NotImplementedError
 
     def _head(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -330,25 +297,28 @@ class Shape:
         return {**body, "usage": usage} if self.with_usage else body
 
 
-class TextShape(Shape):
+class TextShape(AnswerShape):
     """`/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, model: str, created: int, *, logprobs: int | None, usage: bool) -> None:
         super().__init__(model, created, logprobs=logprobs, usage=usage)
-        self._offsets: dict[int, int] = {}  # characters of the tokens so far, by choice
+        self._offsets = Counter[int]()  # characters of the tokens so far, by choice
 
-    def begin(self, index: int) -> Json | None:
-        return None
+    def begin(self, index: int) -> None:
+        """The first chunk of a choice, before its text: none."""
 
-    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+    def part(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+        """A chunk with text of a choice."""
         return self._choice(index, text, tokens, None)
 
-    def end(self, index: int, completion: Completion) -> Json:
-        return self._choice(index, "", (), completion.finish)
+    def end(self, index: int, finish: str) -> Json:
+        """The last chunk of a choice."""
+        return self._choice(index, "", (), finish)
 
-    def _whole_choice(self, index: int, done: Completion) -> Json:
+    def choice(self, index: int, done: Completion) -> Json:
+        """A whole choice."""
         return self._choice(index, done.text, done.tokens, done.finish)
 
     def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> Json:
@@ -356,11 +326,10 @@ class TextShape(Shape):
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> Json:
-        offsets, at = [], self._offsets.get(index, 0)
+        offsets = []
         for token in tokens:
-            offsets.append(at)
-            at += len(token.data.decode(errors="replace"))
-        self._offsets[index] = at
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(token.data.decode(errors="replace"))
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -369,21 +338,22 @@ class TextShape(Shape):
         }
 
 
-class ChatShape(Shape):
+class ChatShape(AnswerShape):
     """`/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def begin(self, index: int) -> Json | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, (), None)
+    def begin(self, index: int) -> Json:
+        return self._delta(index, {"role": "assistant", "content": ""})
 
-    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
-        return self._choice(index, {"content": text}, tokens, None)
+    def part(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+        logprobs = self._logprobs(tokens) if tokens else None
+        return self._delta(index, {"content": text}, logprobs=logprobs)
 
-    def end(self, index: int, completion: Completion) -> Json:
-        return self._choice(index, {}, (), completion.finish)
+    def end(self, index: int, finish: str) -> Json:
+        return self._delta(index, {}, finish=finish)
 
-    def _whole_choice(self, index: int, done: Completion) -> Json:
+    def choice(self, index: int, done: Completion) -> Json:
         return {
             "index": index,
             "message": {"role": "assistant", "content": done.text, "refusal": None},
@@ -391,28 +361,38 @@ class ChatShape(Shape):
             "finish_reason": done.finish,
         }
 
-    def _choice(
-        self, index: int, delta: Mapping[str, str], tokens: Sequence[Token], finish: str | None
+    def _delta(
+        self,
+        index: int,
+        delta: Json,
+        *,
+        logprobs: Json | None = None,
+        finish: str | None = None,
     ) -> Json:
-        logprobs = self._logprobs(tokens) if tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, tokens: Iterable[Token]) -> Json | None:
         if self.logprobs is None:
             return None
-        content = [
-            {
-                "token": token.text,
-                "logprob": token.logprob,
-                "bytes": list(token.data),
-                "top_logprobs": [
-                    {"token": c.text, "logprob": c.logprob, "bytes": list(c.data)}
-                    for c in token.best
-                ],
-            }
-            for token in tokens
-        ]
+        content = [{**_ranked(t), "top_logprobs": [_ranked(c) for c in t.best]} for t in tokens]
         return {"content": content, "refusal": None}
+
+
+Shape = TextShape | ChatShape
+
+
+def shape_of(form: Form, model: str) -> Shape:
+    """The format of the answer to a form, created now. `model` is the name that it tells."""
+    kind = ChatShape if isinstance(form, ChatForm) else TextShape
+    return kind(model, int(time.time()), logprobs=form.ranks, usage=form.usage_streamed)
+
+
+def _ranked(candidate: Candidate) -> Json:
+    return {
+        "token": candidate.text,
+        "logprob": candidate.logprob,
+        "bytes": list(candidate.data),
+    }
 
 
 def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
@@ -423,14 +403,6 @@ def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
         "completion_tokens": generated,
         "total_tokens": prompt_tokens + generated,
     }
-
-
-def _refused(errors: Sequence[Any], kind: type[BaseModel]) -> ApiError:
-    place, message = told(errors, kind.model_fields)
-    param = field_of(place) or "top_logprobs"
-    if param in IDLE:
-        message = "is not here: this server writes text, and calls, biases and stores nothing"
-    return ApiError("invalid_value", f"{place or param}: {message}", param=param)
 
 
 def _seed_of(seed: int, index: int) -> int:

@@ -1,10 +1,7 @@
 """Text serving: the process's text model in its own thread, used from the event loop.
 
-    text_serving = TextServing.of(settings)
-    text_serving.start()
-    request = text_serving.write(pairs, release)
+    request = text_serving.write(texts, release)
     index, event = await request.next()
-    await text_serving.stop()
 
 All requests share the slots of one generator. Does not know forms and answers.
 """
@@ -15,7 +12,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
 
 
 TEXT_MODEL = "the text model"
-"""What log lines call it."""
 
 log = logging.getLogger("forescribe.api")
 
@@ -53,9 +48,9 @@ class TextServing:
         )
         if load is None:
             self.thread.loaded.set()
-        self._changed = threading.Condition()  # guards the next three
-        self._new: deque[TextRequest] = deque()
-        self._cancelled: deque[TextRequest] = deque()
+        self._changed = threading.Condition()  # guards the next two
+        self._told: list[TextRequest] = []
+        """Requests that are new or were cancelled since the last round."""
         self._closed = False
         self._owners: dict[int, tuple[TextRequest, int]] = {}  # used by the model's thread only
         self._round_began_s: float | None = None
@@ -93,9 +88,8 @@ class TextServing:
         def stat(name: str) -> Callable[[], float]:
             return lambda: getattr(self.generator.stats, name) if self.generator else 0
 
-        metrics.watch(
-            "text_ready", "Whether texts are generated.", lambda: self.life.state == "ready"
-        )
+        text = "Whether texts are generated."
+        metrics.watch("text_ready", text, lambda: self.life.state == "ready")
         metrics.watch("text_tokens", "Tokens generated so far.", stat("emitted"))
         metrics.watch("text_drafted", "Tokens drafted for texts.", stat("drafted"))
         metrics.watch("text_accepted", "Drafted tokens accepted by the target.", stat("accepted"))
@@ -143,26 +137,19 @@ class TextServing:
             raise ApiError("model_not_found", text, param="model")
         return model or name
 
-    def write(
-        self,
-        texts: Sequence[Text],
-        release: Callable[[], None],
-        timeout_s: float | None = None,
-    ) -> TextRequest:
+    def write(self, texts: Sequence[Text], release: Callable[[], None]) -> TextRequest:
         """Queue the texts of one request: prompts with their options. `release` is called when the last of
         them has ended. Raises ApiError `not_ready`."""
-        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        request = TextRequest(texts, release, limit_s, self._cancel)
+        request = TextRequest(texts, release, self.settings.timeout_s, self._tell)
         with self._changed:
             if self._closed:
                 raise ApiError("not_ready", "the server is stopping")
-            self._new.append(request)
-            self._changed.notify_all()
+            self._tell(request)
         return request
 
-    def _cancel(self, request: TextRequest) -> None:
+    def _tell(self, request: TextRequest) -> None:
         with self._changed:
-            self._cancelled.append(request)
+            self._told.append(request)
             self._changed.notify_all()
 
     # -- on the model's thread --------------------------------------------------------------------
@@ -176,29 +163,32 @@ class TextServing:
             while self._step(generator):
                 pass
         finally:
-            self._fail_unfinished()
+            with self._changed:
+                self._closed = True
+                unfinished = {*self._requests(), *self._told}
+            for request in unfinished:
+                request.fail(ApiError("not_ready", "the server is stopping"))
 
     def _step(self, generator: TextGenerator) -> bool:
         """Start and cancel requests, run a round, and pass on its events. False at the end."""
         with self._changed:
-            while not (self._closed or self._new or self._cancelled) and generator.idle:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._closed or self._told or not generator.idle)
             if self._closed:
                 return False
-            new, cancelled = list(self._new), list(self._cancelled)
-            self._new.clear()
-            self._cancelled.clear()
-        for request in new:
-            self._submit(generator, request)
-        for request in cancelled:
-            self._drop(generator, request)
-            request.release()
+            told, self._told = self._told, []
+        for request in told:
+            if request.cancelled:
+                self._drop(generator, request)
+                request.release()
+            else:
+                self._submit(generator, request)
         self._round_began_s = time.monotonic()
         try:
             events = generator.step()
         except Exception as error:  # the requests in progress fail, not later ones
             log_unexpected(error)
-            self._fail_all(generator, error)
+            for request in self._requests():
+                self._fail(generator, request, _api_error(error))
             return True
         finally:
             self._round_began_s = None
@@ -213,10 +203,10 @@ class TextServing:
             for index, (prompt, options) in enumerate(request.texts):
                 self._owners[generator.submit(prompt, options)] = request, index
         except RequestError as error:
-            self._fail_request(generator, request, ApiError("invalid_value", str(error)))
+            self._fail(generator, request, ApiError("invalid_value", str(error)))
         except Exception as error:
             log.error("a text has failed", exc_info=error)
-            self._fail_request(generator, request, _api_error(error))
+            self._fail(generator, request, _api_error(error))
 
     def _deliver(self, generator: TextGenerator, event: Event) -> None:
         if event.number not in self._owners:
@@ -229,9 +219,11 @@ class TextServing:
                 log.warning("a text continues without drafts", exc_info=completion.draft_error)
             if completion.error is not None:
                 log.error("a text has failed", exc_info=completion.error)
-                self._fail_request(generator, request, _api_error(completion.error))
-                return
+                return self._fail(generator, request, _api_error(completion.error))
         request.put(index, event)
+
+    def _requests(self) -> set[TextRequest]:
+        return {request for request, _ in self._owners.values()}
 
     def _drop(self, generator: TextGenerator, request: TextRequest) -> None:
         """Cancel all texts of a request."""
@@ -239,43 +231,25 @@ class TextServing:
             generator.cancel(number)
             del self._owners[number]
 
-    def _fail_request(
-        self, generator: TextGenerator, request: TextRequest, error: ApiError
-    ) -> None:
+    def _fail(self, generator: TextGenerator, request: TextRequest, error: ApiError) -> None:
         self._drop(generator, request)
         request.fail(error)
-
-    def _fail_all(self, generator: TextGenerator, error: Exception) -> None:
-        failure = _api_error(error)
-        for request in {owner for owner, _ in self._owners.values()}:
-            request.fail(failure)
-        for number in self._owners:
-            generator.cancel(number)
-        self._owners = {}
-
-    def _fail_unfinished(self) -> None:
-        with self._changed:
-            self._closed = True
-            unfinished = {owner for owner, _ in self._owners.values()} | set(self._new)
-        for request in unfinished:
-            request.fail(ApiError("not_ready", "the server is stopping"))
 
 
 class TextRequest:
     """The texts of one request: its prompts with their options, and the events of the model's thread. The
-    capacity is released when the last text has ended; `cancelled` is called once if the request is
-    cancelled before."""
+    capacity is released when the last text has ended; `tell` is called if it is `cancelled` before."""
 
     def __init__(
         self,
         texts: Sequence[Text],
         release: Callable[[], None],
         timeout_s: float,
-        cancelled: Callable[[TextRequest], None],
+        tell: Callable[[TextRequest], None],
     ) -> None:
         self.texts, self.release = texts, release
-        self._cancelled, self._unfinished = cancelled, len(texts)
-        self._written = [0] * len(texts)  # tokens of each text so far
+        self.cancelled, self.written = False, 0  # tokens so far
+        self._tell, self._unfinished = tell, len(texts)
         self._events: Mailbox[tuple[int, Event] | ApiError] = Mailbox(timeout_s)
         """At most as many as the request's tokens."""
 
@@ -283,9 +257,8 @@ class TextRequest:
 
     def put(self, index: int, event: Event) -> None:
         """Pass on an event of text `index`."""
-        self._written[index] += len(event.tokens)
+        self.written += len(event.tokens)
         if event.completion is not None:
-            self._written[index] = len(event.completion.ids)
             self._unfinished -= 1
             if not self._unfinished:
                 self.release()
@@ -296,11 +269,6 @@ class TextRequest:
         self._events.put(error)
 
     # -- on the event loop ------------------------------------------------------------------------
-
-    @property
-    def written(self) -> int:
-        """Tokens of all texts so far, end-of-text and stop strings included."""
-        return sum(self._written)
 
     async def next(self) -> tuple[int, Event]:
         """The next event, with the number of its text. Each text ends with one completion.
@@ -324,7 +292,8 @@ class TextRequest:
     def cancel(self) -> None:
         """Free the request's slots before the next round; does nothing after the end."""
         if self._unfinished:
-            self._cancelled(self)
+            self.cancelled = True
+            self._tell(self)
 
 
 def _api_error(error: BaseException) -> ApiError:

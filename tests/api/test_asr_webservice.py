@@ -74,7 +74,7 @@ def test_a_language_is_detected_where_somebody_speaks(service: Service) -> None:
         ("/asr", b"", {"encode": "false"}, "audio_file has 0 bytes"),
         ("/asr", b"no audio", {}, "not audio"),
         ("/asr", b"", {}, "audio_file: the file is empty"),
-        ("/detect-language", sound(1), {"encode": "perhaps"}, "encode: must be true or false"),
+        ("/detect-language", sound(1), {"encode": "perhaps"}, "encode: must be a valid boolean"),
     ],
 )
 def test_what_is_wrong_is_a_detail(service: Service, path, audio, query, said) -> None:

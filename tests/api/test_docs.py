@@ -94,7 +94,10 @@ def test_every_operation_says_whether_it_wants_a_key(keyless, tmp_path) -> None:
         for verb, operation in operations.items():
             wanted = [] if path in ("/health", "/ready") else [{"key": []}]
             assert operation["security"] == wanted, (verb, path)
-            answer = keyed.request(verb, path)
-            assert (answer.status_code == 401) is bool(wanted), (verb, path)
+            for value in ("", "Bearer", f"Bearer {new_key()}", f"Basic {KEY}"):
+                answer = keyed.request(verb, path, headers={"Authorization": value})
+                assert (answer.status_code == 401) is bool(wanted), (verb, path, value)
+                assert not wanted or answer.headers["www-authenticate"] == "Bearer"
+    assert keyed.get("/").status_code == 200
     plain = keyless.app.openapi()["paths"]
     assert all(op["security"] == [] for path in plain.values() for op in path.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from forescribe.api import settings
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.settings import load
 from forescribe.asr.errors import UsageError
@@ -34,7 +33,6 @@ def test_the_command_wins_over_the_environment_and_that_over_the_file(
 @pytest.mark.parametrize(
     ("text", "culprit"),
     [
-        ("prot = 1", "prot"),
         ('port = "many"', "port"),
         ("max_audio_s = 0", "max_audio_s"),
         ('[api_keys]\nteam = "secret"', "team"),
@@ -55,18 +53,6 @@ def test_a_name_that_nobody_knows_is_not_ignored(monkeypatch) -> None:
     monkeypatch.setenv("FORESCRIBE_MAX_AUDIO", "5")
     with pytest.raises(UsageError, match="did you mean FORESCRIBE_MAX_AUDIO_S[?]$"):
         load()
-
-
-def test_a_setting_that_is_gone_says_what_to_use_instead(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(settings, "GONE", {"old_name": "use `new_name`"})
-    monkeypatch.setenv("FORESCRIBE_OLD_NAME", "5")
-    with pytest.raises(UsageError, match="^FORESCRIBE_OLD_NAME is gone: use `new_name`$"):
-        load()
-    monkeypatch.delenv("FORESCRIBE_OLD_NAME")
-    file = tmp_path / "service.toml"
-    file.write_text("old_name = 5\n")
-    with pytest.raises(UsageError, match="^old_name is gone: use `new_name`$"):
-        load(file)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])

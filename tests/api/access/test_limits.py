@@ -24,7 +24,7 @@ def test_every_private_route_needs_a_scope_or_says_that_it_needs_none() -> None:
 
 
 def test_a_key_is_for_its_scopes(service) -> None:
-    client = service(api_keys={"scrape": {"hash": digest(KEY), "scopes": ["metrics"]}})
+    client = service(api_keys={"scrape": {"hashes": [digest(KEY)], "scopes": ["metrics"]}})
     assert client.get("/metrics", headers=keyed(KEY)).status_code == 200
     assert client.get("/v1/models", headers=keyed(KEY)).status_code == 200
     for path in (TRANSCRIBE, "/predict", "/v1/completions"):
@@ -37,8 +37,8 @@ def test_a_key_is_for_its_scopes(service) -> None:
 def test_a_key_that_is_over_is_none(service) -> None:
     client = service(
         api_keys={
-            "over": {"hash": digest(KEY), "expires": "2020-01-01"},
-            "new": {"hash": digest(OTHER), "expires": "2999-01-01"},
+            "over": {"hashes": [digest(KEY)], "expires": "2020-01-01"},
+            "new": {"hashes": [digest(OTHER)], "expires": "2999-01-01"},
         }
     )
     assert client.get("/v1/models", headers=keyed(KEY)).status_code == 401
@@ -56,9 +56,9 @@ def test_metrics_are_for_nobody_outside(service) -> None:
 @pytest.mark.parametrize(
     "rights",
     [
-        {"hash": digest(KEY), "scopes": ["everything"]},
-        {"hash": digest(KEY), "max_requests": 0},
-        {"hash": digest(KEY), "sudo": True},
+        {"hashes": [digest(KEY)], "scopes": ["everything"]},
+        {"hashes": [digest(KEY)], "max_requests": 0},
+        {"hashes": [digest(KEY)], "sudo": True},
         {"hashes": []},
         {},
         5,

@@ -233,6 +233,10 @@ def test_a_jobs_headers_are_no_faults(client) -> None:
         assert answer.status_code in (200, 206, 400, 416), value
         if answer.status_code >= 400:
             conforms(answer.json(), "ErrorResponse")
+    size = len(AUDIO)
+    answer = client.get(f"{JOBS}/{posted['id']}/audio", headers={"Range": f"bytes={size}-"})
+    assert answer.status_code == 416 and answer.headers["content-range"] == f"bytes */{size}"
+    conforms(answer.json(), "ErrorResponse")
     for value in (b"9" * 5000, b"\xff", b"-1", b"1e9"):
         answer = client.get(f"{JOBS}/{posted['id']}/events", headers={b"Last-Event-ID": value})
         refused(answer, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from forescribe.api.jobs.database import Database
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import FOLDERS, JOBS, Job
-from forescribe.asr.errors import OutputError
+from forescribe.asr.errors import OutputError, UsageError
 from tests.api.jobs.application import database_of
 from tests.api.jobs.test_files import objects_in
 
@@ -302,3 +302,23 @@ def test_a_file_that_no_row_may_name_is_deleted_unless_it_is_named_after_all(tmp
             store.save("a", "plan", "{}", named)
         store.database.transaction = begin
         assert store.read(store.jobs.get("a"), "plan") == {}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_jobs_of_an_earlier_version_are_refused_with_what_to_do(tmp_path, kind) -> None:
+    """Its tables without jobs are replaced: every service has had some."""
+    url = database_of(kind) or f"sqlite:///{tmp_path / 'jobs.db'}"
+    engine = Database.open(url).engine
+    with engine.begin() as tx:
+        tx.execute(sa.schema.DropTable(JOBS))
+        tx.exec_driver_sql("create table forescribe_jobs (id varchar)")
+        tx.exec_driver_sql("insert into forescribe_jobs values ('job_1')")
+    with pytest.raises(UsageError, match="earlier version.*finish them.*data_dir"):
+        Database.open(url)
+    with engine.begin() as tx:
+        assert tx.exec_driver_sql("select * from forescribe_jobs").all() == [("job_1",)]
+        tx.exec_driver_sql("delete from forescribe_jobs")
+    engine.dispose()
+    with closing(Store.open(tmp_path, url)) as store:
+        accept(store, "a")
+        assert jobs(store) == {"a"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,17 @@ def send(page: Any, path: Path, name: str | None = None) -> None:
 
 def lines(page: Any) -> str:
     return re.sub(r"\s+", " ", page.locator(".transcript").inner_text())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """Whether somebody does, at this port."""
+    with socket.socket() as trying:
+        return trying.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""A service as the page sees it, without models: the contract of jobs and uploads, .
+"""A service as the page sees it, without models: the contract of jobs and uploads.
 
-Everything is told by the test: what is there, when a running job goes on, which connection breaks. `Server`
-is stopped and started again at its address; the Fake that it runs keeps what it has.
+Everything is told by the test: what is there, when a running job goes on. `Server` is stopped and started
+again at its address; the Fake that it runs keeps what it has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.responses import StreamingResponse as Stream
 
-from forescribe.api.http.origins import HostNames, OriginGuard
+from forescribe.api.http.origins import OriginGuard
 from forescribe.api.jobs.corrections import Corrections
 from forescribe.api.routers import page
 from forescribe.asr.formats.files import json_
@@ -77,7 +77,6 @@ class Job:
     told: Transcript
     view: dict[str, Any]
     going: threading.Event = field(default_factory=threading.Event)  # set: it runs to its end
-    breaks: int = 0  # connections that end behind their second event
     saved: list[dict[str, Any]] = field(default_factory=list)  # versions of its corrections
 
     @property
@@ -95,9 +94,18 @@ class Upload:
 
 
 class Fake:
-    """`jobs` False: they are switched off. `key`: requests must carry it. `loading`: no job comes in."""
+    """It has so many `recordings`. `jobs` False: they are switched off. `key`: requests must carry it.
+    `loading`: no job comes in."""
 
-    def __init__(self, audio: Path, told: Transcript, *, jobs: bool = True, key: str = "") -> None:
+    def __init__(
+        self,
+        audio: Path,
+        told: Transcript,
+        *,
+        recordings: int = 0,
+        jobs: bool = True,
+        key: str = "",
+    ) -> None:
         self.audio, self.told, self.key, self.on = audio, told, key, jobs
         self.jobs: dict[str, Job] = {}
         self.made = 0
@@ -114,6 +122,8 @@ class Fake:
         self.names: list[str] = []  # theirs
         self.held = threading.Event()  # set: one has got there
         self.app = self._app()
+        for _ in range(recordings):
+            self.add()
 
     def add(self, told: Transcript | None = None, **view: Any) -> Job:
         told = told or self.told
@@ -140,12 +150,7 @@ class Fake:
     def _app(self) -> FastAPI:
         app = FastAPI()
         app.include_router(page.router)
-        app.add_middleware(
-            OriginGuard,
-            names=HostNames.of("127.0.0.1", (), keyed=False),
-            origins=(),
-            refused=self.forbidden.append,
-        )
+        app.add_middleware(OriginGuard, host="127.0.0.1", refused=self.forbidden.append)
 
         @app.middleware("http")
         async def guarded(request: Request, call_next: Any) -> Response:
@@ -349,9 +354,6 @@ class Fake:
                 break
             kind, data = log[n]
             yield f"id: {n}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
-            if n == first + 1 and job.breaks:
-                job.breaks -= 1
-                return
         if job.state == "erased":
             return
         if job.state == "running":

@@ -62,8 +62,7 @@ def download_bytes(page: Any, name: str) -> bytes:
 
 
 def test_text_is_corrected_in_place_saved_and_undone(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    fake.add()
+    fake = Fake(tone, walk(), recordings=1)
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         page.locator(".viewer").wait_for()
         text = (
@@ -110,8 +109,7 @@ SELECTED = "(e => e.value.slice(e.selectionStart, e.selectionEnd))(document.acti
 
 
 def test_a_double_click_selects_the_word_and_typing_replaces_it_alone(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    fake.add()
+    fake = Fake(tone, walk(), recordings=1)
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         page.locator("audio[src]").wait_for()
         double_click(page, "joining.")
@@ -147,8 +145,7 @@ def test_a_double_click_selects_the_word_and_typing_replaces_it_alone(browser, t
 
 
 def test_a_click_plays_a_double_click_does_not_and_editing_is_silent(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    fake.add()
+    fake = Fake(tone, walk(), recordings=1)
     at = {"before": lambda page: page.clock.install(time=1000)}
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1", **at) as page:
         page.locator("audio[src]").wait_for()
@@ -201,8 +198,7 @@ def test_two_who_correct_the_same_text_are_told(browser, tone) -> None:
 
 
 def test_a_server_that_is_away_gets_the_corrections_later(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    fake.add()
+    fake = Fake(tone, walk(), recordings=1)
 
     server = Server(fake.app)
     try:
@@ -221,8 +217,7 @@ def test_a_server_that_is_away_gets_the_corrections_later(browser, tone) -> None
 
 
 def test_speakers_are_named_merged_and_given_and_parts_are_split(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    fake.add()
+    fake = Fake(tone, walk(), recordings=1)
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         page.locator(".viewer").wait_for()
         page.get_by_role("button", name="Edit").click()
@@ -252,8 +247,7 @@ def test_speakers_are_named_merged_and_given_and_parts_are_split(browser, tone) 
 
 
 def test_what_is_found_is_replaced(browser, tone) -> None:
-    fake = Fake(tone, transcript(conversation(10)))
-    fake.add()
+    fake = Fake(tone, transcript(conversation(10)), recordings=1)
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         page.get_by_label("Search in the transcript").fill("RAIN")
         page.get_by_label("Replace with").fill("$& snow")
@@ -276,8 +270,7 @@ def lists(page: Any) -> dict[str, str]:
 
 
 def test_a_correction_is_made_everywhere_and_remembered(browser, tone) -> None:
-    fake = Fake(tone, transcript(SPOKEN))
-    fake.add()
+    fake = Fake(tone, transcript(SPOKEN), recordings=1)
 
     def kept(context: Any) -> None:
         before = {"names": "Zoë, Berlin", "replacements": "um =>\nCUBE  netties => Cubes"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from fastapi import WebSocket
 
 from tests import browser as browsing
 from tests.api.conftest import until
-from tests.api.page.conftest import ROOT, lines, served, walk
+from tests.api.page.conftest import ROOT, free_port, lines, listens, served, walk
 from tests.api.page.fakejobs import Fake, running
 
 pytestmark = pytest.mark.slow
@@ -170,17 +169,11 @@ def test_after_a_broken_session_words_go_on_and_the_recording_is_sent(browser, t
 
 
 def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(browser, tmp_path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def listening() -> bool:
-        with socket.socket() as trying:
-            return trying.connect_ex(("127.0.0.1", port)) == 0
+    port = free_port()
 
     url = f"http://127.0.0.1:{port}"
     with served(port, tmp_path):
-        until(listening, 300)
+        until(lambda: listens(port), 300)
         with browsing.watched(browser, url, refusals=True) as page:
             page.locator(".server.ready").wait_for()
             page.get_by_role("button", name="Record").click()

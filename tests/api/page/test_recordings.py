@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from tests import browser as browsing
 from tests.api.conftest import until
-from tests.api.page.conftest import ROOT, lines, send, served, walk
+from tests.api.page.conftest import ROOT, free_port, lines, listens, send, served, walk
 from tests.api.page.fakejobs import WARNING, Fake, Server, conversation, running, transcript
 
 pytestmark = pytest.mark.slow
@@ -132,18 +131,11 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent_with_everything(browser, to
         assert "fs-secret" not in page.url
 
 
-def test_an_event_stream_that_breaks_goes_on_where_it_was(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    job = fake.add(state="running", progress={"done_s": 0, "total_s": 20})
-    job.breaks = 1
-    job.going.set()
-    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
-        page.locator(".viewer").wait_for()
-        assert fake.resumed == ["1"]
-
-
-def test_words_are_found(browser, tone) -> None:
-    fake = Fake(tone, transcript(conversation(10), warnings=(WARNING,), failed_s=1.0))
+def test_words_are_found_and_doubtful_text_is_marked_where_it_stands(browser, tone) -> None:
+    told = transcript(conversation(10), warnings=(WARNING,), failed_s=1.0)
+    first, *rest = told.segments
+    doubted = replace(first, doubt="log-probability -1.37")
+    fake = Fake(tone, replace(told, segments=(doubted, *rest)))
     fake.add()
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         field = page.get_by_label("Search in the transcript")
@@ -158,16 +150,6 @@ def test_words_are_found(browser, tone) -> None:
         assert "1.0 s failed" in page.locator(".summary").inner_text()
         warned = page.get_by_label("Warnings").inner_text()
         assert warned.split("\n")[-1] == WARNING.message
-
-
-def test_doubtful_text_is_marked_where_it_stands(browser, tone) -> None:
-    told = walk()
-    first, *rest = told.segments
-    doubted = (replace(first, doubt="log-probability -1.37"), *rest)
-    fake = Fake(tone, replace(told, segments=doubted))
-    fake.add()
-    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
-        page.locator(".viewer").wait_for()
         marked = page.locator(".transcript .doubtful").all_inner_texts()
         assert " ".join(marked) == first.text.strip()
         (said,) = page.locator(".doubt").all_inner_texts()
@@ -236,8 +218,7 @@ def test_a_folder_or_a_lost_file_is_refused_and_not_tried_for_ever(browser, tone
 
 
 def test_why_a_recording_cannot_be_heard_is_what_the_server_says(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    fake.add()
+    fake = Fake(tone, walk(), recordings=1)
     fake.audio_gone = True
     with (
         running(fake.app) as url,
@@ -248,9 +229,7 @@ def test_why_a_recording_cannot_be_heard_is_what_the_server_says(browser, tone) 
 
 
 def test_older_recordings_are_shown_when_asked_for(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    for _ in range(130):
-        fake.add()
+    fake = Fake(tone, walk(), recordings=130)
     with running(fake.app) as url, browsing.watched(browser, url) as page:
         page.get_by_role("button", name="Show older recordings").click()
         page.locator("#list", has_text="recording 1.wav").wait_for()
@@ -273,21 +252,6 @@ def test_progress_says_what_is_known_and_no_more(browser, tone) -> None:
         assert bars.nth(1).get_attribute("value") and bars.nth(2).get_attribute("value") is None
 
 
-def test_names_of_files_are_kept_in_downloads_as_far_as_file_systems_take_them(
-    browser, tone
-) -> None:
-    fake = Fake(tone, walk())
-    fake.add(label='the "best" of: हिन्दी & 100% (v1.2).final.wav')
-    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
-        for name, expected in (("(.txt)", "txt"), ("The recording", "wav")):
-            page.get_by_role("button", name="Download", exact=True).click()
-            with page.expect_download() as waiting:
-                page.get_by_role("menuitem", name=name).click()
-            stem = "the _best_ of_ हिन्दी & 100% (v1.2).final"
-            assert waiting.value.suggested_filename == f"{stem}.{expected}"
-        assert Path(waiting.value.path()).read_bytes() == tone.read_bytes()
-
-
 def test_a_recording_gets_another_name_which_its_files_have(browser, tone) -> None:
     fake = Fake(tone, walk())
     fake.add(label="2026-11-27.wav")
@@ -297,15 +261,19 @@ def test_a_recording_gets_another_name_which_its_files_have(browser, tone) -> No
             page.once("dialog", lambda d, t=typed: d.dismiss() if t is None else d.accept(t))
             page.get_by_role("button", name="Rename").click()
         assert fake.jobs["job-1"].view["label"] == "2026-11-27.wav"
-        page.once("dialog", lambda dialog: dialog.accept("Moving / 🚚 <b>"))
+        name = 'the "best" / हिन्दी & 100% 🚚 <b>'
+        page.once("dialog", lambda dialog: dialog.accept(name))
         page.get_by_role("button", name="Rename").click()
-        page.get_by_role("heading", name="Moving / 🚚 <b>.wav", exact=True).wait_for()
-        assert page.locator("#list .label").inner_text() == "Moving / 🚚 <b>.wav"
-        assert page.title() == "Moving / 🚚 <b>.wav · forescribe"
-        page.get_by_role("button", name="Download", exact=True).click()
-        with page.expect_download() as waiting:
-            page.get_by_role("menuitem", name="(.docx)").click()
-        assert waiting.value.suggested_filename == "Moving _ 🚚 _b_.docx"
+        page.get_by_role("heading", name=f"{name}.wav", exact=True).wait_for()
+        assert page.locator("#list .label").inner_text() == f"{name}.wav"
+        assert page.title() == f"{name}.wav · forescribe"
+        for item, ending in (("(.docx)", "docx"), ("The recording", "wav")):
+            page.get_by_role("button", name="Download", exact=True).click()
+            with page.expect_download() as waiting:
+                page.get_by_role("menuitem", name=item).click()
+            stem = "the _best_ _ हिन्दी & 100% 🚚 _b_"
+            assert waiting.value.suggested_filename == f"{stem}.{ending}"
+        assert Path(waiting.value.path()).read_bytes() == tone.read_bytes()
 
 
 @pytest.mark.parametrize("key", ["", "fs-secret"])
@@ -329,8 +297,7 @@ def test_all_transcripts_are_one_download(browser, tone, key) -> None:
 
 
 def test_it_works_from_the_keyboard(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    fake.add()
+    fake = Fake(tone, walk(), recordings=1)
     with running(fake.app) as url, browsing.watched(browser, url) as page:
         page.locator("#list a").focus()
         page.keyboard.press("Enter")
@@ -365,8 +332,7 @@ def test_text_from_right_to_left_is_read_and_walked_so(browser, tone) -> None:
 
 
 def test_a_screen_reader_finds_names_landmarks_and_news(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    fake.add()
+    fake = Fake(tone, walk(), recordings=1)
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         page.locator(".viewer").wait_for()
         unnamed = page.evaluate(
@@ -514,17 +480,11 @@ def test_a_service_that_is_killed_at_work_ends_the_job_before_the_readers_eyes(
     browser, tmp_path
 ) -> None:
     """The whole of it: the real service, a real recording, SIGKILL while the job runs, a new process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     sample, url = ROOT / "samples" / "memo.flac", f"http://127.0.0.1:{port}"
 
-    def listening() -> bool:
-        with socket.socket() as trying:
-            return trying.connect_ex(("127.0.0.1", port)) == 0
-
     with served(port, tmp_path) as first:
-        until(listening, 300)
+        until(lambda: listens(port), 300)
         with browsing.watched(browser, url, refusals=True) as page:
             page.context.set_default_timeout(300_000)
             page.locator("#files").set_input_files(sample)  # while the model is still loading

@@ -67,16 +67,15 @@ def test_a_second_signal_ends_the_process_at_once(decoders) -> None:
 def test_work_is_let_in_while_the_end_is_announced_and_then_refused(service) -> None:
     client = service(announce_s=60.0, drain_s=20.0)
     serving, told = client.app.state.serving, []
-    serving.life.ending.append(lambda: told.append("ending"))
     serving.life.closing.append(lambda: told.append("closing"))
     assert serving.life.announce() == 60.0
     refused = client.get("/ready")
     assert refused.status_code == 503 and "draining" in refused.json()["error"]["message"]
     answer = client.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
     assert answer.status_code == 200
-    until(lambda: told == ["ending"])
+    assert not told
     serving.life.drain()  # as the announcement's timer does
-    until(lambda: told == ["ending", "closing"])
+    until(lambda: told == ["closing"])
     refused = client.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_ready"
 

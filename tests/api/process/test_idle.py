@@ -106,8 +106,8 @@ def asleep(client: TestClient) -> None:
 
 
 def gauge(client: TestClient, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return float(next(x.split()[1] for x in lines if x.startswith(f"forescribe_{name} ")))
+    registry = client.app.state.serving.metrics.registry
+    return registry.get_sample_value(f"forescribe_{name}")
 
 
 def resident() -> int:

@@ -10,48 +10,37 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from forescribe.api.server import EndWhenIdle
+from forescribe.api.server import end_when_idle
 from tests.faults.harness import NotRun, Server, right, until
 from tests.faults.storage import database
 
 
-def idle(open_jobs, life=None):
-    """A worker that ends after 10 s without jobs, its clock, and how often it was ended."""
-    now, ended = [0.0], []
-    life = life or SimpleNamespace(state="ready")
-    made = EndWhenIdle(life, open_jobs, lambda: ended.append(1), 10.0, lambda: now[0])
-    return made, now, ended
+def ended_at(looks) -> int:
+    """When a worker ends that waits for 10 s without jobs and looks once a second: `looks` are the states of
+    its model and what the database says."""
+    now, found, life = [0], iter(looks), SimpleNamespace(state="ready")
+
+    def pause(seconds: float) -> None:
+        now[0] += round(seconds)
+        life.state, jobs[0] = next(found)
+
+    def open_jobs() -> int:
+        if isinstance(jobs[0], Exception):
+            raise jobs[0]
+        return jobs[0]
+
+    jobs, ended = [0], []
+    end_when_idle(life, open_jobs, lambda: ended.append(1), 10.0, lambda: now[0], pause)
+    assert ended == [1]
+    return now[0]
 
 
 def test_a_worker_ends_when_no_job_was_open_for_long_enough() -> None:
-    counts = iter([0, 0, 3, 0, 0, 0])
-    made, now, ended = idle(lambda: next(counts))
-    for at, over in ((0, False), (9, False), (11, False), (12, False), (21, False), (22, True)):
-        now[0] = at
-        assert made.look() is over, at
-    assert ended == [1]
-
-
-def test_a_model_that_loads_and_a_database_that_is_away_are_not_idle() -> None:
-    life = SimpleNamespace(state="loading")
     away = OperationalError("select", {}, Exception("gone"))
-
-    def fail() -> int:
-        raise away
-
-    made, now, ended = idle(lambda: 0, life)
-    for at in (0, 60):
-        now[0] = at
-        assert not made.look()
-    life.state = "ready"
-    made.open_jobs = fail
-    for at in (61, 120):
-        now[0] = at
-        assert not made.look()
-    made.open_jobs = lambda: 0
-    assert not made.look() and not ended
-    now[0] = 130
-    assert made.look() and ended
+    nothing = [("ready", 0)] * 12
+    assert ended_at(nothing) == 10
+    for busy in (("ready", 3), ("loading", 0), ("ready", away)):
+        assert ended_at([*nothing[:9], busy, *nothing]) == 20
 
 
 @pytest.mark.slow

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,10 +93,3 @@ def noise(seconds: float, seed: int = 0) -> np.ndarray:
 
 def quiet(seconds: float) -> np.ndarray:
     return np.zeros(round(RATE * seconds))
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
+from openai.types.realtime.client_secret_create_response import ClientSecretCreateResponse
 from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
@@ -17,8 +18,8 @@ from forescribe.api.realtime.client_secrets import MAX_LENGTH, ClientSecrets
 from forescribe.api.realtime.session import initial
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
-from tests.api.conftest import Halves, keyed
-from tests.api.realtime.sockets import PATH, connected, eventually, noise
+from tests.api.conftest import Halves, keyed, until
+from tests.api.realtime.sockets import PATH, connected, noise
 
 KEY, OTHER = new_key(), new_key()
 SECRETS = "/v1/realtime/client_secrets"
@@ -26,8 +27,8 @@ SECRETS = "/v1/realtime/client_secrets"
 
 def keys(**rights: object) -> dict:
     return {
-        "team": {"hash": digest(KEY), **rights},
-        "text": {"hash": digest(OTHER), "scopes": ["text"]},
+        "team": {"hashes": [digest(KEY)], **rights},
+        "text": {"hashes": [digest(OTHER)], "scopes": ["text"]},
     }
 
 
@@ -97,6 +98,7 @@ def test_secrets(service) -> None:
     body = {"session": {"type": "transcription", **given}, "expires_after": {"seconds": 60}}
     assert client.post(SECRETS, json=body).status_code == 401
     made = client.post(SECRETS, json=body, headers=keyed(KEY)).json()
+    ClientSecretCreateResponse.model_validate(made)
     assert abs(made["expires_at"] - time.time() - 60) < 5
     value = made["value"]
     for options in ({"headers": keyed(value)}, {"subprotocols": offered(value)}):
@@ -110,6 +112,7 @@ def test_secrets(service) -> None:
     ):
         assert refusal(client, headers=keyed(wrong)).status_code == 401
     assert client.get("/v1/models", headers=keyed(value)).status_code == 401
+    assert client.post(SECRETS, json=body, headers=keyed(value)).status_code == 401
     for body in (
         {"expires_after": {"seconds": 9}},
         {"expires_after": {"seconds": 7201}},
@@ -163,7 +166,7 @@ def test_sessions_are_limited_per_key_and_process(service, monkeypatch) -> None:
         answer = refusal(client, **named)
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
         assert "2 live sessions" in answer.json()["error"]["message"]
-    eventually(lambda: streams.open == 0)
+    until(lambda: streams.open == 0)
     assert opens(client, **named)
 
 
@@ -186,6 +189,7 @@ def test_a_key_that_is_removed_ends_its_sessions(service) -> None:
         while (event := socket.next())["type"] != "error":
             pass
         assert event["error"]["code"] == "invalid_api_key"
+    until(lambda: client.app.state.serving.session.context.slots.idle)
 
 
 def test_a_model_that_is_not_loaded_takes_nobody(service, transcriber) -> None:
@@ -199,7 +203,7 @@ def test_a_model_that_is_not_loaded_takes_nobody(service, transcriber) -> None:
     answer = refusal(client)
     assert answer.status_code == 503 and "loading" in answer.json()["error"]["message"]
     go.set()
-    eventually(lambda: client.app.state.serving.life.state == "ready")
+    until(lambda: client.app.state.serving.life.state == "ready")
 
 
 def test_a_server_without_a_model_says_so(tmp_path, decoders) -> None:

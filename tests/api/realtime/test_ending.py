@@ -200,7 +200,7 @@ def test_a_client_that_never_reads_is_cut_off_in_the_end(live, monkeypatch) -> N
 
 def test_a_client_that_is_faster_than_the_model_waits(live, held, monkeypatch) -> None:
     monkeypatch.setattr(connection, "MAX_BEHIND_S", 2.0)
-    serving, app, address = live()
+    serving, _, address = live()
     sent = threading.Event()
 
     def send(client: ClientConnection) -> None:
@@ -214,23 +214,13 @@ def test_a_client_that_is_faster_than_the_model_waits(live, held, monkeypatch) -
         pool.submit(send, client)
         until(lambda: not serving.session.idle)
         time.sleep(1.0)
-        received = series_of(app)["forescribe_live_audio_seconds_total"]
+        registry = serving.metrics.registry
+        received = registry.get_sample_value("forescribe_live_audio_seconds_total")
         assert received <= 10  # counted in steps of ten seconds
         held.set()
         while (event := json.loads(client.recv(PATIENCE)))["type"] != f"{TRANSCRIPT}.completed":
             pass
         assert sent.is_set() and event["usage"]["seconds"] == 42.5
-
-
-def series_of(app: Any) -> dict[str, float]:
-    class Client:
-        def get(self, path: str) -> Any:
-            class Answer:
-                text = app.state.serving.metrics.text().decode()
-
-            return Answer
-
-    return series(Client())
 
 
 def test_what_is_told_is_counted(service) -> None:
@@ -244,7 +234,6 @@ def test_what_is_told_is_counted(service) -> None:
     now = series(client)
     assert now["forescribe_live_items_total{result=completed}"] == 1
     assert now["forescribe_live_audio_seconds_total"] == 2.5
-    assert now["forescribe_live_words_total"] >= now["forescribe_live_contradicted_words_total"]
     assert now["forescribe_live_lag_seconds_count"] >= 0
 
 

@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.realtime import InputAudioBufferClearedEvent, RealtimeErrorEvent
 
 from forescribe.api.app import create_app
 from forescribe.api.realtime.session import DIARIZE, KNOWN
@@ -165,7 +166,7 @@ def test_what_is_cleared_is_no_item(service) -> None:
     with connected(service()) as socket:
         socket.append(noise(2))
         socket.send("input_audio_buffer.clear")
-        socket.until("input_audio_buffer.cleared")
+        InputAudioBufferClearedEvent.model_validate(socket.until("input_audio_buffer.cleared"))
         socket.commit()
         error = socket.next()
         assert error["error"]["code"] == "input_audio_buffer_commit_empty"
@@ -218,7 +219,7 @@ def test_a_session_is_changed_while_it_runs(service) -> None:
 @pytest.mark.parametrize(
     ("session", "param", "says"),
     [
-        ({"type": "realtime"}, "session.type", "transcribes"),
+        ({"type": "realtime"}, "session.type", "transcription"),
         ({"voice": "alloy"}, "session.voice", "is not a field"),
         ({"audio": None}, "session.audio", ""),
         ({"audio": {"output": {}}}, "session.audio.output", "is not a field"),
@@ -226,8 +227,8 @@ def test_a_session_is_changed_while_it_runs(service) -> None:
         *[
             ({"audio": {"input": {name: value}}}, f"session.audio.input.{where}", says)
             for name, value, where, says in [
-                ("noise_reduction", {"type": "near_field"}, "noise_reduction", "filter"),
-                ("transcription", None, "transcription", "without"),
+                ("noise_reduction", {"type": "near_field"}, "noise_reduction", "null"),
+                ("transcription", None, "transcription", "missing"),
                 ("transcription", {"model": "large-v9"}, "transcription.model", "large-v9"),
                 ("transcription", {"language": "tlh"}, "transcription.language", "tlh"),
                 ("transcription", {"languages": []}, "transcription.languages", ""),
@@ -299,6 +300,7 @@ def refusing(refusing_client):
 def test_a_malformed_event_is_an_error(refusing, text, param) -> None:
     refusing.session.send_text(text)
     event = refusing.next()
+    RealtimeErrorEvent.model_validate(event)
     assert event["type"] == "error" and event["error"]["param"] == param
 
 

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
+from forescribe.api.http import event_streams
+from forescribe.api.http.event_streams import PING, encoded
 from forescribe.api.speech import answers
-from forescribe.api.speech.answers import PING, Deltas, events
+from forescribe.api.speech.answers import Deltas, events
 from forescribe.asr.decode.results import Part, Token
 from tests.api.page.fakejobs import transcript
 
@@ -24,26 +26,21 @@ def test_deltas_joined_are_the_whole_text(texts) -> None:
 
 
 class Failing:
-    """A following whose recording fails after a long time."""
-
-    def __init__(self) -> None:
-        self.calls = 0
+    """A recording that fails after a while."""
 
     async def next(self) -> None:
-        self.calls += 1
-        if self.calls == 1:
-            await asyncio.sleep(3600)
+        await asyncio.sleep(0.05)
         raise ApiError("overloaded", "no memory")
 
 
 async def _collect(following) -> list[bytes]:
-    return [event async for event in events(following, logprobs=False)]
+    return [event async for event in encoded(events(following, logprobs=False))]
 
 
 def test_a_failure_on_the_way_is_an_event_of_its_own_and_the_last(monkeypatch) -> None:
-    monkeypatch.setattr(answers, "PING_S", 0.01)
-    ping, error = asyncio.run(_collect(Failing()))
-    assert ping == PING
+    monkeypatch.setattr(event_streams, "PING_S", 0.01)
+    *pings, error = asyncio.run(_collect(Failing()))
+    assert set(pings) == {PING}
     name, body = error.decode().splitlines()[:2]
     assert name == "event: error"
     assert json.loads(body.removeprefix("data: "))["error"]["code"] == "overloaded"
@@ -100,13 +97,11 @@ def test_deltas_of_a_segment_are_its_text_however_it_is_cut(text, sizes) -> None
 def test_windows_that_end_together_still_come_in_pieces(logprobs) -> None:
     lines = ["Good morning.", "How are you?", "Fine."]
 
-    async def collect() -> list[bytes]:
+    async def collect() -> list[dict]:
         return [event async for event in events(Spoken(lines), logprobs=logprobs)]
 
-    *deltas, done, _ = asyncio.run(collect())
-    told = [json.loads(delta.removeprefix(b"data: ")) for delta in deltas]
+    *told, whole = asyncio.run(collect())
     assert [one["delta"].strip() for one in told] == lines
-    whole = json.loads(done.removeprefix(b"data: "))
     assert "".join(one["delta"] for one in told) == whole["text"] == " ".join(lines)
     if logprobs:
         assert [[t["token"] for t in one["logprobs"]] for one in told] == [[" ", x] for x in lines]

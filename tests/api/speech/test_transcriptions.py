@@ -316,8 +316,7 @@ def test_a_model_that_was_made_for_english_serves_nothing_else(
     """Although its tokens name other languages, as those of distilled models do."""
     client = service()
     serving = client.app.state.serving
-    tokens = replace(serving.check().tokens, made_for=frozenset({"en"}))
-    monkeypatch.setattr(serving, "_facts", replace(serving.check(), tokens=tokens))
+    monkeypatch.setattr(serving, "tokens", replace(serving.tokens, made_for=frozenset({"en"})))
     answer = post(client, path=path, **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", param)
