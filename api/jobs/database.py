@@ -63,8 +63,8 @@ class Database:
     def open(cls, url: str) -> Database:
         """Open a database and create missing tables. A new file of SQLite is for one process at a time.
 
-        Raises UsageError if it cannot be opened or has jobs of an earlier version, CapacityError if the cause may pass
-        by itself: a server that is down, a full disk.
+        Raises UsageError if it cannot be opened or has jobs of an earlier version, CapacityError if the cause
+        may pass by itself: a server that is down, a full disk.
         """
         try:
             engine = sa.create_engine(_address(url), pool_pre_ping=True)
