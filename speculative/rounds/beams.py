@@ -219,8 +219,8 @@ def read_group(rows: BeamRows, row: int) -> list[Tensor]:
     """What `best_text` needs of a row."""
     each = slice(row, row + 1)
     last = rows.paths[row].gather(1, (rows.lengths[each] - 1).expand(rows.texts, 1))
-    parts = (rows.tokens, rows.parents, rows.logprobs, rows.sums)
-    parts += (rows.ended_at, rows.ended_tokens, rows.ended_sums, rows.ended_logprobs)
+    parts = [rows.tokens, rows.parents, rows.logprobs, rows.sums]
+    parts += [rows.ended_at, rows.ended_tokens, rows.ended_sums, rows.ended_logprobs]
     return [rows.ended[each], rows.rounds[each], last[:, 0], *(values[row] for values in parts)]
 
 

@@ -41,7 +41,7 @@ def test_requests_of_two_modes_meet_in_one_that_was_compiled_before(
 @pytest.mark.failing_drafts
 def test_a_row_whose_drafter_failed_runs_shapes_of_the_set(cuda: FakeCuda) -> None:
     engine = tiny_engine(CUDA, 3)
-    work = [Request((1 + n, 2), max_new_tokens=20, tag=n) for n in range(4)]
+    work = [Request((1 + n, 2), max_new_tokens=20, tag=n) for n in range(8)]
     expected = texts(tiny_engine(None, 3).run(work))
 
     def fails(rows: Any, tokens: Any, requests: Any, taps: Any) -> None:
