@@ -310,8 +310,8 @@ class HostCopy:
 class Moment:
     """A point in time: in the device's work where it has events (cuda), on the host's clock elsewhere."""
 
-    def __init__(self, device: Device, clock_s: float = 0.0) -> None:
-        self.clock_s = clock_s
+    def __init__(self, device: Device) -> None:
+        self.clock_s = time.perf_counter()
         self.event: Any = None
         if device.kind == "cuda":
             with device.guard():
@@ -337,10 +337,10 @@ class Stopwatch:
 
     def start(self) -> None:
         """Starts a lap; `mark` ends it and starts the next."""
-        self._last = Moment(self.device, time.perf_counter())
+        self._last = Moment(self.device)
 
     def mark(self, stage: str) -> None:
-        now, before = Moment(self.device, time.perf_counter()), self._last
+        now, before = Moment(self.device), self._last
         assert before is not None
         if now.event is None:
             self._total[stage] = self._total.get(stage, 0.0) + before.seconds_to(now)

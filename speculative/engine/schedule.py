@@ -41,8 +41,8 @@ def schedule_for(gamma: int | None, drafter: Drafter | None) -> Schedule:
 
 
 BUCKETS = (0, 1, 2, 4, 6, 8, 12)
-"""Gammas to choose from: 0 is plain decoding, 1 pays longest as batches grow (tiny.en at batch 8: 1.10, where
-4 gives 0.87 of plain decoding), and beyond 12 published pairs rarely gain."""
+"""Gammas to choose from: 0 is plain decoding, 1 pays longest as batches grow, and beyond 12 published pairs
+rarely gain."""
 
 PROBE_EVERY = 100
 """Rounds until the other choice is tried again: one probe in 100 rounds costs about 1 %."""
@@ -52,8 +52,7 @@ BACKOFF = 2
 
 CHEAP, SHARE = 0.1, 0.0075
 """Drafts that have to read prompts first are tried at once where that takes less than `CHEAP` of a request's
-plain rounds, else when it takes at most `SHARE` of the time spent so far. Tried at once whatever it cost,
-tiny.en for base, with an encoder of its own, took auto to 0.89 of plain decoding (12 s, batch 8)."""
+plain rounds, else when it takes at most `SHARE` of the time spent so far."""
 
 DECAY = 0.95
 """Weight of earlier observations at each poll: about 20 polls are remembered."""
@@ -62,8 +61,8 @@ MIN_TRIALS = 8.0
 """Judged drafts below which nothing is forgotten: one lucky probe is no reason to draft."""
 
 ENOUGH = 8
-"""Drafts judged before the shortest length is given up for the first time. After three, which is what the
-rounds of `FIRST` judge at batch 1, tiny.en in bfloat16 decoded plainly, where its draft saves 13 %."""
+"""Drafts judged before the shortest length is given up for the first time: the rounds of `FIRST` judge three
+at batch 1, which may be unlucky."""
 
 PRIOR_ACCEPTED, PRIOR_TRIALS = 0.5, 1.0
 """One assumed trial, half accepted, which keeps the acceptance off 0 and 1."""

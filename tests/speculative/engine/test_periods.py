@@ -106,11 +106,18 @@ def test_rounds_reach_no_further_than_the_longest_row():
 # Periods
 
 
-def periods(schedule) -> tuple[Periods, list[float], FaultLog]:
-    """Of an engine of one row, with a clock."""
-    clock = [0.0]
-    made = engine(1, schedule, clock=lambda: clock[0])
-    return made._texts.periods, clock, made._shared.faults
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the host's clock shows."""
+    shown = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: shown[0])
+    return shown
+
+
+def periods(schedule) -> tuple[Periods, FaultLog]:
+    """Of an engine of one row."""
+    made = engine(1, schedule)
+    return made._texts.periods, made._shared.faults
 
 
 def run(made: Periods, rounds: int = 1, totals: tuple[int, int, int] = (0, 0, 0)) -> None:
@@ -126,9 +133,9 @@ def end(made: Periods) -> None:
     list(made.read(late=0))
 
 
-def test_a_period_reports_its_rounds_once():
+def test_a_period_reports_its_rounds_once(clock):
     schedule = Recording()
-    made, clock, _ = periods(schedule)
+    made, _ = periods(schedule)
     for n in range(2):
         made.begin(read=None)
         assert made.now.gamma == 2
@@ -138,9 +145,9 @@ def test_a_period_reports_its_rounds_once():
     assert schedule.polls == 2 * [Poll(2, 3, 3, 6, 3, 1.5, width=0.0)]
 
 
-def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():
+def test_what_the_drafter_reads_is_timed_apart_from_the_rounds(clock):
     schedule = Recording()
-    made, clock, _ = periods(schedule)
+    made, _ = periods(schedule)
     made._table.unread_prompts[0] = Request((1,))
     clock[0] = 5.0
 
@@ -158,7 +165,7 @@ def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():
 @pytest.mark.parametrize("disturbance", ["fault", "mixed", "nothing ran"])
 def test_a_disturbed_period_is_not_reported(disturbance):
     schedule = Recording()
-    made, _, log = periods(schedule)
+    made, log = periods(schedule)
     made.begin(read=None)
     run(made, int(disturbance != "nothing ran"))
     made.now.disturbed = disturbance == "mixed"
@@ -172,10 +179,10 @@ def test_a_disturbed_period_is_not_reported(disturbance):
     assert len(schedule.polls) == 1
 
 
-def test_a_pause_without_requests_is_no_period_of_late_reads():
-    clock, schedule = [0.0], Recording()
+def test_a_pause_without_requests_is_no_period_of_late_reads(clock):
+    schedule = Recording()
     late = LateReads("cpu", torch.float32)
-    made = engine(1, schedule, clock=lambda: clock[0], device=late)
+    made = engine(1, schedule, device=late)
     for _ in range(2):
         made.submit(Request((1, 2), max_new_tokens=8))
         while not made.idle:
@@ -187,10 +194,10 @@ def test_a_pause_without_requests_is_no_period_of_late_reads():
 
 
 @pytest.mark.parametrize("launched", [1.0, 4.0])
-def test_a_late_period_lasts_from_the_snapshot_before_it_or_from_its_launch(launched):
+def test_a_late_period_lasts_from_the_snapshot_before_it_or_from_its_launch(clock, launched):
     """Without events: the device began it when it had ended the one before, or when it was told to."""
     schedule = Recording()
-    made, clock, _ = periods(schedule)
+    made, _ = periods(schedule)
     for began in (0.0, launched):
         clock[0] = began
         made.begin(read=None)

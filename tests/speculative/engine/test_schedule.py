@@ -197,8 +197,9 @@ class Costly(TinyModel):
 
 
 @pytest.mark.parametrize(("cost", "blur", "drafts"), [(0.02, 0.0, True), (0.9, 3.0, False)])
-def test_an_engine_drafts_where_it_pays_and_the_text_never_changes(cost, blur, drafts):
+def test_an_engine_drafts_where_it_pays_and_the_text_never_changes(cost, blur, drafts, monkeypatch):
     clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     target = Costly(clock, 1.0)
     engine = Engine(
         target,
@@ -206,7 +207,6 @@ def test_an_engine_drafts_where_it_pays_and_the_text_never_changes(cost, blur, d
         batch=2,
         eos=(99,),
         schedule=Goodput((0, 2, 4)),
-        clock=lambda: clock[0],
     )
     requests = [Request(prompt=(1, n), tag=n) for n in range(2, 9)]
     for result in engine.run(requests):
