@@ -15,8 +15,7 @@ slots.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -44,14 +43,15 @@ class Parts:
     drafter: Drafter | None
     processors: tuple[Processor, ...]
     eos: Tensor  # [E] token ids that end a row
+    choose: Callable[[Tensor, Allowed | None], Choice] | None = field(init=False)
+    """The pass over the logits, the model's own where it has one, of greedy rounds that need the best tokens
+    only: with no processor, or one that can say what it allows. None where no round does."""
 
-    @cached_property
-    def choose(self) -> Callable[[Tensor, Allowed | None], Choice] | None:
-        """The pass over the logits, the model's own where it has one, of greedy rounds that need the best
-        tokens only: with no processor, or one that can say what it allows. None where no round does."""
+    def __post_init__(self) -> None:
         count = len(self.processors)
         able = count == 0 or (count == 1 and hasattr(self.processors[0], "allowed"))
-        return getattr(self.target, "choose", choose) if able else None
+        best = getattr(self.target, "choose", choose)
+        object.__setattr__(self, "choose", best if able else None)
 
 
 def run_round(
