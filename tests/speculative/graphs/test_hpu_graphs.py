@@ -24,15 +24,6 @@ from tests.speculative.graphs.workloads import (
 GREEDY = [r for r in tiny_requests(40) if not r.ranks]
 
 
-def tokens(engine: Any, work: Any) -> dict[Any, tuple[int, ...]]:
-    found = {}
-    for result in engine.run(work):
-        if result.error is not None:
-            raise result.error
-        found[result.request.tag] = result.tokens
-    return found
-
-
 def test_each_shape_is_one_recipe_that_all_rounds_repeat(compiled: Compiled) -> None:
     engine = tiny_engine(HPU, 0, 3)
     engine.warm_up()
@@ -40,14 +31,14 @@ def test_each_shape_is_one_recipe_that_all_rounds_repeat(compiled: Compiled) -> 
     closed = set(ShapeSet.of(HPU, 5, engine.rows.scratch, (0, 3), modes).common(modes))
     assert set(engine.captured) == closed and len(closed) == 12
     assert len(compiled.recipes) == 12 + 3  # and what the draft reads with, for 1, 4 and 5 rows
-    assert tokens(engine, GREEDY) == tokens(tiny_engine(None, 0, 3), GREEDY)
+    assert texts(engine, GREEDY) == texts(tiny_engine(None, 0, 3), GREEDY)
     assert len(compiled.recipes) == 12 + 3 and compiled.calls > 60
 
 
 def test_whisper_repeats_its_recipes_too(compiled: Compiled) -> None:
     work = whisper_requests(5)
     engine = whisper_engine(HPU, 0, 3, decoder=LeanWhisperDecoder)
-    assert tokens(engine, work) == tokens(whisper_engine(None, 0, 3), work)
+    assert texts(engine, work) == texts(whisper_engine(None, 0, 3), work)
     assert compiled.calls > 2 * len(compiled.recipes)
 
 
@@ -84,6 +75,6 @@ def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations
                 engine._texts.runner._launch(shape, drafter=True)()
     assert len(graphs) == len(shapes)
     work = GREEDY[:4]
-    assert tokens(engine, work) == tokens(tiny_engine(None, 0, 1, 2), work)
+    assert texts(engine, work) == texts(tiny_engine(None, 0, 1, 2), work)
     read = engine._texts.reader.graphs.captured  # one more for each number of rows
     assert len(graphs) == len(shapes) + len(read) > len(shapes)
