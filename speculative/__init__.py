@@ -11,47 +11,32 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .device import Device, choose
-    from .drafters.model_drafter import ModelDrafter
-    from .drafters.ngram import NgramDrafter
-    from .engine.engine import Engine
-    from .engine.schedule import Fixed, Goodput
-    from .requests import Probe, Request, Result, Sampling, Source, Stats
+    from .device import Device as Device
+    from .device import choose as choose
+    from .drafters.model_drafter import ModelDrafter as ModelDrafter
+    from .drafters.ngram import NgramDrafter as NgramDrafter
+    from .engine.engine import Engine as Engine
+    from .engine.schedule import Fixed as Fixed
+    from .engine.schedule import Goodput as Goodput
+    from .requests import Probe as Probe
+    from .requests import Request as Request
+    from .requests import Result as Result
+    from .requests import Sampling as Sampling
+    from .requests import Source as Source
+    from .requests import Stats as Stats
 
 _HOMES = {
-    "Device": "device",
-    "Engine": "engine.engine",
-    "Fixed": "engine.schedule",
-    "Goodput": "engine.schedule",
-    "ModelDrafter": "drafters.model_drafter",
-    "NgramDrafter": "drafters.ngram",
-    "Probe": "requests",
-    "Request": "requests",
-    "Result": "requests",
-    "Sampling": "requests",
-    "Source": "requests",
-    "Stats": "requests",
-    "choose": "device",
+    "device": ("Device", "choose"),
+    "drafters.model_drafter": ("ModelDrafter",),
+    "drafters.ngram": ("NgramDrafter",),
+    "engine.engine": ("Engine",),
+    "engine.schedule": ("Fixed", "Goodput"),
+    "requests": ("Probe", "Request", "Result", "Sampling", "Source", "Stats"),
 }
-
-__all__ = [
-    "Device",
-    "Engine",
-    "Fixed",
-    "Goodput",
-    "ModelDrafter",
-    "NgramDrafter",
-    "Probe",
-    "Request",
-    "Result",
-    "Sampling",
-    "Source",
-    "Stats",
-    "choose",
-]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

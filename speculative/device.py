@@ -21,7 +21,6 @@ import ctypes
 import gc
 import importlib
 import importlib.util
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -70,9 +69,7 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
-        return (
-            torch.device(self.kind) if self.index is None else torch.device(self.kind, self.index)
-        )
+        return torch.device(self.kind if self.index is None else f"{self.kind}:{self.index}")
 
     @property
     def name(self) -> str:
@@ -154,11 +151,6 @@ class Device:
                 return int(torch.cuda.mem_get_info()[0])
         return _free_host_memory() if self.kind == "cpu" else None
 
-    def mark_step(self) -> None:
-        """Ends a graph in Gaudi's lazy mode; nothing elsewhere. Called at round borders only."""
-        if self.kind == "hpu" and hpu_is_lazy():
-            importlib.import_module(f"{_HABANA}.torch.core").mark_step()
-
 
 def choose(
     name: str | None = None, dtype: str | None = None, quantize: str | None = None
@@ -202,9 +194,12 @@ def available(kind: str) -> bool:
     if kind == "mps":
         return torch.backends.mps.is_available()
     if kind == "hpu" and importlib.util.find_spec(_HABANA) is not None:
-        hpu: Any = importlib.import_module(f"{_HABANA}.torch").hpu
-        return bool(hpu.is_available())
+        return bool(_hpu().is_available())
     return kind == "cpu"
+
+
+def _hpu() -> Any:
+    return importlib.import_module(f"{_HABANA}.torch").hpu
 
 
 def device_count(kind: str) -> int:
@@ -213,10 +208,7 @@ def device_count(kind: str) -> int:
         return 0
     if kind == "cuda":
         return torch.cuda.device_count()
-    if kind == "hpu":
-        hpu: Any = importlib.import_module(f"{_HABANA}.torch").hpu
-        return int(hpu.device_count())
-    return 1
+    return int(_hpu().device_count()) if kind == "hpu" else 1
 
 
 def bfloat16_units() -> bool:
@@ -224,11 +216,6 @@ def bfloat16_units() -> bool:
     torch emulates it: a large product takes 3.6 times as long as in float32, an encoder 2.4 times."""
     able = torch.cpu.get_capabilities()
     return any(map(able.get, ("avx512_bf16", "amx_bf16", "avx10_2", "bf16")))
-
-
-def hpu_is_lazy() -> bool:
-    """Whether the environment selects Gaudi's legacy lazy mode; eager is the default."""
-    return os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
 
 
 def _index(kind: str, text: str) -> int:
@@ -287,6 +274,24 @@ class HostReader:
             done.record()
         return HostCopy(host, done)
 
+    def read_all(
+        self, make: Callable[[], Sequence[Tensor]], after: Moment | None = None
+    ) -> list[list[Any]]:
+        """The numbers of several tensors `[N]` of integers or float32, by one copy, for which it waits."""
+        kinds: list[tuple[int, bool]] = []
+
+        def packed() -> Tensor:
+            """As integers: of the others their bits."""
+            parts = make()
+            kinds.extend((len(part), part.is_floating_point()) for part in parts)
+            return torch.cat([p.view(torch.int32) if p.is_floating_point() else p for p in parts])
+
+        numbers = self.read(packed, after).tensor().split([size for size, _ in kinds])
+        return [
+            (part.to(torch.int32).view(torch.float32) if real else part).tolist()
+            for part, (_, real) in zip(numbers, kinds, strict=True)
+        ]
+
 
 @dataclass(eq=False)
 class HostCopy:
@@ -305,8 +310,8 @@ class HostCopy:
 class Moment:
     """A point in time: in the device's work where it has events (cuda), on the host's clock elsewhere."""
 
-    def __init__(self, device: Device, clock_s: float = 0.0) -> None:
-        self.clock_s = clock_s
+    def __init__(self, device: Device) -> None:
+        self.clock_s = time.perf_counter()
         self.event: Any = None
         if device.kind == "cuda":
             with device.guard():
@@ -325,18 +330,17 @@ class Stopwatch:
     """Seconds by stage. On cuda it records events, which cost no sync until `seconds` is read."""
 
     device: Device
-    _laps: list[tuple[str, Moment, Moment]] = field(
-        default_factory=list
-    )  # that may not have passed
+    # Those that may not have passed.
+    _laps: list[tuple[str, Moment, Moment]] = field(default_factory=list)
     _total: dict[str, float] = field(default_factory=dict)
     _last: Moment | None = None
 
     def start(self) -> None:
         """Starts a lap; `mark` ends it and starts the next."""
-        self._last = Moment(self.device, time.perf_counter())
+        self._last = Moment(self.device)
 
     def mark(self, stage: str) -> None:
-        now, before = Moment(self.device, time.perf_counter()), self._last
+        now, before = Moment(self.device), self._last
         assert before is not None
         if now.event is None:
             self._total[stage] = self._total.get(stage, 0.0) + before.seconds_to(now)
@@ -418,18 +422,14 @@ def at_most(count: int) -> Iterator[None]:
     """Lets operators of the calling thread use at most `count` threads in a block. Does nothing where
     they use fewer, or where the number cannot be set."""
     before = torch.get_num_threads()
-    if before <= count or not can_set():
+    if before <= count:
         yield
         return
-    own = set_thread_count(count)
+    own = _set_threads(count, count)
     try:
         yield
     finally:
-        library, mkl = _library(), _mkl()
-        assert library is not None  # see `can_set`
-        library.omp_set_num_threads(before)
-        if mkl is not None:
-            mkl(own)
+        _set_threads(before, own)
 
 
 def keep_to_one_core() -> None:
@@ -439,29 +439,19 @@ def keep_to_one_core() -> None:
     OpenMP threads for its lifetime. Where the teams together outnumber the cores, libgomp threads of all
     teams sleep instead of spinning: an engine on two cores lost a sixth of its speed to waking them up.
     """
-    if can_set():
-        set_thread_count(1)
-        return
-    from threadpoolctl import threadpool_limits
-
-    torch.get_num_threads()  # see `set_thread_count`
-    threadpool_limits(1, "openmp")
+    _set_threads(1, 1)
 
 
-def can_set() -> bool:
-    """Whether the number can be set for one thread."""
-    return _library() is not None
-
-
-def set_thread_count(count: int) -> int:
-    """Lets operators of the calling thread use `count` threads from here on; returns what its own MKL
-    setting was, 0 where it had none."""
-    library, mkl = _library(), _mkl()
+def _set_threads(count: int, mkl: int) -> int:
+    """Lets operators of the calling thread use `count` threads from here on, and those of MKL `mkl`, 0 for
+    the same; returns what MKL's own setting was. Does nothing where the number cannot be set."""
+    library = _library()
     if library is None:
-        raise RuntimeError("torch's OpenMP runtime has no number of threads for one thread")
+        return 0
     torch.get_num_threads()  # torch sets the number at the thread's first operator: before, not after
     library.omp_set_num_threads(count)
-    return 0 if mkl is None else int(mkl(count))
+    set_mkl = getattr(library, "MKL_Set_Num_Threads_Local", None)
+    return 0 if set_mkl is None else int(set_mkl(mkl))
 
 
 def trim() -> None:
@@ -484,18 +474,10 @@ def release_memory() -> None:
 def _library() -> ctypes.CDLL | None:
     """torch's library of CPU operators, through which the OpenMP runtime that it uses is found; None
     where it has no such functions."""
-    name = {"nt": "torch_cpu.dll", "posix": "libtorch_cpu.so"}.get(os.name, "")
-    folder = Path(torch.__file__).parent / "lib"
-    for path in (folder / name, folder / "libtorch_cpu.dylib"):
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         with suppress(OSError, AttributeError):
-            library = ctypes.CDLL(str(path))
+            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
             library.omp_set_num_threads.argtypes = [ctypes.c_int]
             library.omp_set_num_threads.restype = None
             return library
     return None
-
-
-@cache
-def _mkl() -> ctypes._NamedFuncPointer | None:
-    library = _library()
-    return None if library is None else getattr(library, "MKL_Set_Num_Threads_Local", None)

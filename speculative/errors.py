@@ -9,7 +9,7 @@ SpeculativeError
 
 A fault is an exception in a model, a drafter, a processor, a rule or a schedule, with the stage it arose in.
 A round changes committed state in its last stage only, so one that failed can be repeated row by row, with
-the others masked, until the row that causes the fault is known. Knows stages; nothing of rows.
+the others masked, which shows the row that causes the fault. Knows stages; nothing of rows.
 """
 
 from __future__ import annotations
@@ -70,26 +70,19 @@ class BrokenError(SpeculativeError):
 
 
 PREFILL: Final = "prefill"
-PROMPT: Final = "the drafter's reading of the prompt"
-CATCH_UP: Final = "the drafter's reading of the text"
+READ: Final = "the drafter's reading"
 DRAFT: Final = "drafting"
 SCORE: Final = "scoring"
 OBSERVE: Final = "the drafter's learning"
 COMMIT: Final = "committing"
-RESULT: Final = "collecting the result"
 SCHEDULE: Final = "the schedule"
 WRITING: Final = "making text of the tokens"
 ENGINE: Final = "the engine's step"
 
-OF_THE_DRAFTER: Final = frozenset({PROMPT, CATCH_UP, DRAFT, OBSERVE})
+OF_THE_DRAFTER: Final = frozenset({READ, DRAFT, OBSERVE})
 """After a fault in one of these stages, a row can be decoded without drafts."""
 
-STAGE_AFTER: Final = {
-    "draft": SCORE,
-    "score": OBSERVE,
-    "observe": COMMIT,
-    "accept": ENGINE,
-}
+STAGE_AFTER: Final = {"draft": SCORE, "score": OBSERVE, "observe": COMMIT, "accept": ENGINE}
 """The stage of a round that follows the one of this name (see `rounds.round.run_round`)."""
 
 

@@ -225,9 +225,7 @@ def form_of(forms: Sequence[Form], model: Any, asked: ModelEngine) -> Form:
             continue
         gap = form.gap(model)
         if gap is None:
-            log.debug("%s: engine %s", kind, form.engine)
             return form
         if asked is form.engine:
             raise LoadError(f"the {form.engine} engine has no form of this {kind}: {gap}")
-        log.debug("the %s engine has no form of this %s: %s", form.engine, kind, gap)
     raise LoadError(f"{kind} has no engine {asked}: {', '.join(f.engine for f in forms)}")

@@ -149,8 +149,7 @@ class GreedyModel(NodeModel, Protocol):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter needs of the engine and the target. Raises `ValueError` for needs that contradict each
-    other."""
+    """What a drafter needs of the engine and the target."""
 
     taps: tuple[int, ...] = ()
     """Target layers whose input states it reads, see `Model.tap`; in this order in `Scores.taps`."""
@@ -171,16 +170,6 @@ class Needs:
     """A draft may be shorter than gamma, depending on the data. Such rounds have no static shape, so devices
     that need one refuse it."""
 
-    def __post_init__(self) -> None:
-        if any(type(layer) is not int or layer < -1 for layer in self.taps):
-            raise ValueError(
-                f"taps are layers from 0 on, or -1 for the final state, not {self.taps}"
-            )
-        if len(set(self.taps)) != len(self.taps):
-            raise ValueError(f"taps name a layer twice: {self.taps}")
-        if self.prompt and not self.taps:
-            raise ValueError("a drafter that reads prompts' states taps at least one layer")
-
     @property
     def at_once(self) -> bool:
         """Whether prompts are given to it as they are admitted."""
@@ -188,20 +177,23 @@ class Needs:
 
 
 class Drafter(Protocol):
-    """Proposes tokens, and may learn from the outcome."""
+    """Proposes tokens, and may learn from the outcome. A subclass inherits what it has no use for."""
 
     @property
     def needs(self) -> Needs:
         """Asked once by an engine, before `bind`."""
+        return Needs()
 
     def bind(self, target: Model) -> None:
         """Receives the target, once and before `allocate`: a head shares its embeddings and its output layer.
         Raises `ValueError` for a target that does not fit."""
+        return
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
 
     def forwards(self, gamma: int) -> int:
         """Model forwards that one proposal of `gamma` drafts costs; for the statistics."""
+        return 0
 
     def admit(
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
@@ -213,6 +205,7 @@ class Drafter(Protocol):
         """Reads `count` tokens from slot `start [B]` on, which rounds without drafts have written. A
         short row ends before that; the tokens after its end are undefined and are never used. Inactive
         rows may be skipped."""
+        return
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         """Drafts for `rows`, the first ones of the batch or all of them."""
@@ -222,6 +215,7 @@ class Drafter(Protocol):
         is empty in rounds without drafts, which only drafters that need them see. A round that fails in
         another row is run, and observed, again: what is kept of a round belongs to the slots from
         `rows.lengths` on."""
+        return
 
 
 @dataclass(frozen=True)

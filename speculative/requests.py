@@ -77,10 +77,7 @@ def check_in_vocabulary(name: str, values: Sequence[int], size: int) -> None:
 
 def _shown(value: object) -> str:
     """A short form: a client may send megabytes."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        return f"an {type(value).__name__} too long to print"
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -184,9 +181,7 @@ class Request:
     temperature 0."""
 
     prompt: tuple[int, ...]
-    encoder_states: Any = (
-        None  # what models read besides tokens (`types.Embedded`); passed on unchanged
-    )
+    encoder_states: Any = None  # read besides tokens (`types.Embedded`); passed on unchanged
     max_new_tokens: int | None = None  # None: up to the model's last position
     temperature: float = 0.0
     sampling: Sampling = Sampling()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeVar
@@ -16,9 +16,12 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from .requests import Mode, Request
+from .requests import Mode, Request, Sampling
+
+SAMPLING = tuple(field.name for field in fields(Sampling))
 
 
+@dataclass
 class RowState(ABC):
     """What the state of all rows has, whether a row is one text (`Rows`) or a group of them
     (`rounds.beams.BeamRows`). Shapes never change; finished rows stay and are masked."""
@@ -35,6 +38,21 @@ class RowState(ABC):
 
     computed: ClassVar[frozenset[str]]
     """Tensors that rounds write before they are read; what begins a text sets the others."""
+
+    @staticmethod
+    def common(batch: int, slots: int, device: torch.device) -> dict[str, Any]:
+        """These fields of free rows of so many slots, and a scratch slot."""
+        zeros = partial(torch.zeros, dtype=torch.int64, device=device)
+        return {
+            "tokens": zeros(batch, slots + 1),
+            "lengths": zeros(batch) + 1,
+            "begin": zeros(batch) + 1,
+            "limits": zeros(batch) + 1,
+            "active": zeros(batch, dtype=torch.bool),
+            "rounds": zeros(batch),
+            "reach": slots,
+            "mode": Mode(),
+        }
 
     @abstractmethod
     def free(self, count: int, place: torch.device) -> Self:
@@ -74,27 +92,25 @@ class RowState(ABC):
 class Rows(RowState):
     """Rows of one text each.
 
-    Both models have seen all tokens of a row but the last, the *pending* one. The last slot of
-    `tokens` is a scratch slot: masked writes go there.
+    Both models have seen all tokens of a row but the last, the *pending* one.
     """
 
-    tokens: Tensor  # [B, T] int64
-    lengths: Tensor  # [B] int64, prompt and committed tokens
-    begin: Tensor  # [B] int64, prompt length
-    limits: Tensor  # [B] int64, `lengths` never exceeds it
-    active: Tensor  # [B] bool
-    sampling: SamplingRows
+    temperature: Tensor  # [B] float32, 0 is greedy
+    seed: Tensor  # [B] int64, of the noise, see `rounds.sampling`
+    # The numbers of `Sampling`:
+    top_k: Tensor  # [B] int64
+    top_p: Tensor  # [B] float32
+    min_p: Tensor  # [B] float32
+    repetition: Tensor  # [B] float32
+    presence: Tensor  # [B] float32
+    frequency: Tensor  # [B] float32
     gamma: Tensor  # [B] int64, the most drafts for the row: 0 is plain decoding for this row alone
     logprobs: Tensor  # [B, T] float32, of each emitted token under the processed logits
     sources: Tensor  # [B, T] int8, `Source`
     ranked: Tensor  # [B, T, R] int64, the most likely tokens at each emitted one; R may be 0
     ranked_logprobs: Tensor  # [B, T, R] float32
-    rounds: Tensor  # [B] int64, rounds this row took part in
     drafted: Tensor  # [B] int64
     accepted: Tensor  # [B] int64
-    # Static, so a part of the round's shape:
-    reach: int  # slots from here on are not read
-    mode: Mode
 
     computed = frozenset({"logprobs", "sources", "ranked", "ranked_logprobs"})
 
@@ -103,23 +119,24 @@ class Rows(RowState):
         """Free rows with room for `slots` tokens and the scratch slot; `ranks` of the most likely
         tokens are kept for each token."""
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
+        real = partial(torch.zeros, dtype=torch.float32, device=device)
         return Rows(
-            tokens=zeros(batch, slots + 1),
-            lengths=zeros(batch) + 1,
-            begin=zeros(batch) + 1,
-            limits=zeros(batch) + 1,
-            active=zeros(batch, dtype=torch.bool),
-            sampling=SamplingRows.greedy(batch, device),
+            **RowState.common(batch, slots, device),
+            temperature=real(batch),
+            seed=zeros(batch),
+            top_k=zeros(batch),
+            top_p=real(batch) + 1,
+            min_p=real(batch),
+            repetition=real(batch) + 1,
+            presence=real(batch),
+            frequency=real(batch),
             gamma=zeros(batch),
-            logprobs=zeros(batch, slots + 1, dtype=torch.float32),
+            logprobs=real(batch, slots + 1),
             sources=zeros(batch, slots + 1, dtype=torch.int8),
             ranked=zeros(batch, slots + 1, ranks),
-            ranked_logprobs=zeros(batch, slots + 1, ranks, dtype=torch.float32),
-            rounds=zeros(batch),
+            ranked_logprobs=real(batch, slots + 1, ranks),
             drafted=zeros(batch),
             accepted=zeros(batch),
-            reach=slots,
-            mode=Mode(),
         )
 
     def free(self, count: int, place: torch.device) -> Rows:
@@ -132,7 +149,14 @@ class Rows(RowState):
             self.lengths[i] = self.begin[i] = length
             self.limits[i] = most if new is None else min(most, length + new)
             self.gamma[i] = gamma if request.gamma is None else request.gamma
-        self.sampling.write(torch.arange(len(requests)), requests)
+        self.sample_as(requests)
+
+    def sample_as(self, requests: Sequence[Request]) -> None:
+        """Writes how the first rows are sampled: as these requests."""
+        for name in ("temperature", "seed", *SAMPLING):
+            of = attrgetter(f"sampling.{name}" if name in SAMPLING else name)
+            values = [of(request) for request in requests]
+            getattr(self, name)[: len(values)] = torch.tensor(values)
 
     @property
     def texts(self) -> int:
@@ -147,46 +171,6 @@ class Rows(RowState):
         """`[B, 1]`: the last committed token of each row."""
         return self.tokens.gather(1, (self.lengths - 1)[:, None])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name; those of `sampling` under their own names."""
-        return super().tensors() | vars(self.sampling)
-
-
-@dataclass(frozen=True)
-class SamplingRows:
-    """How each row is sampled: the temperature, the seed and the numbers of `Sampling`."""
-
-    temperature: Tensor  # [B] float32, 0 is greedy
-    seed: Tensor  # [B] int64, of the noise, see `rounds.sampling`
-    top_k: Tensor  # [B] int64
-    top_p: Tensor  # [B] float32
-    min_p: Tensor  # [B] float32
-    repetition: Tensor  # [B] float32
-    presence: Tensor  # [B] float32
-    frequency: Tensor  # [B] float32
-
-    @staticmethod
-    def greedy(batch: int, device: torch.device) -> SamplingRows:
-        """Greedy rows without penalties."""
-        zeros = partial(torch.zeros, batch, dtype=torch.float32, device=device)
-        return SamplingRows(
-            temperature=zeros(),
-            seed=zeros(dtype=torch.int64),
-            top_k=zeros(dtype=torch.int64),
-            top_p=zeros() + 1,
-            min_p=zeros(),
-            repetition=zeros() + 1,
-            presence=zeros(),
-            frequency=zeros(),
-        )
-
-    def write(self, index: Tensor, requests: Sequence[Request]) -> None:
-        """Writes the settings of `requests` into the rows `index [K]`."""
-        for name, target in vars(self).items():
-            of = attrgetter(name if name in ("temperature", "seed") else f"sampling.{name}")
-            values = list(map(of, requests))
-            target[index] = torch.tensor(values, dtype=target.dtype, device=target.device)
-
 
 _State = TypeVar("_State", bound=RowState)
 
@@ -194,16 +178,9 @@ _State = TypeVar("_State", bound=RowState)
 def selected(rows: _State, index: Tensor | slice, mode: Mode, reach: int | None = None) -> _State:
     """Some rows, with a mode of their own and a reach, by default that of all: a copy of those of a tensor, a
     view of those of a slice, whose rounds change `rows`."""
-    some: _State = _selected(rows, index)
-    some.mode, some.reach = mode, rows.reach if reach is None else reach
-    return some
-
-
-def _selected(record: Any, index: Tensor | slice) -> Any:
-    some = {n: v[index] for n, v in vars(record).items() if isinstance(v, Tensor)}
-    if isinstance(record, Rows):
-        some["sampling"] = _selected(record.sampling, index)
-    return replace(record, **some)
+    changed: dict[str, Any] = {name: value[index] for name, value in rows.tensors().items()}
+    changed |= {"mode": mode, "reach": rows.reach if reach is None else reach}
+    return replace(rows, **changed)
 
 
 @dataclass(frozen=True)

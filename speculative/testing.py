@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .protocols import Model, Needs, Processor
+from .protocols import Drafter, Processor
 from .requests import Mode, Request
 from .rounds.sampling import penalise, perturbed
 from .rows import Rows
-from .types import Draft, Paths, Prefilled, Prefix, Scores, Verdict
+from .types import Draft, Paths, Prefilled, Prefix, Scores
 
 POISON = 1e3
 
@@ -138,27 +138,19 @@ class TinyModel:
         return self._read(self.values[:rows, :reach], sees, self.encoder_states[:rows]).logits
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Proposes the tokens of a script: `scripts[tag]` is the row's whole text, or a wrong guess of it.
 
     With the true continuation in the script every draft is accepted; tests force any acceptance
     pattern by changing tokens of it.
     """
 
-    needs = Needs()
-
     def __init__(self, scripts: dict[Any, Sequence[int]], fill: int = 0) -> None:
         self.scripts, self.fill = scripts, fill
         self.script = torch.empty(0)
 
-    def bind(self, target: Model) -> None:
-        """Does nothing: a script needs no model."""
-
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.script = torch.full((batch, 2 * slots), self.fill, dtype=torch.int64, device=device)
-
-    def forwards(self, gamma: int) -> int:
-        return 0
 
     def admit(
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
@@ -168,15 +160,9 @@ class ScriptedDrafter:
             self.script[row] = self.fill
             self.script[row, : len(text)] = torch.tensor(text)
 
-    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
-        """Does nothing: a script is known beforehand."""
-
     def propose(self, rows: Rows, gamma: int) -> Draft:
         index = rows.lengths[:, None] + torch.arange(gamma, device=rows.lengths.device)
         return Draft(self.script.gather(1, index), torch.full_like(rows.lengths, gamma))
-
-    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Does nothing: a script does not learn."""
 
 
 @torch.inference_mode()
@@ -195,7 +181,7 @@ def decode(
         limit = min(limit, begin + request.max_new_tokens)
     row = Rows.empty(1, limit, torch.device("cpu"))
     row.mode = Mode.of([request])
-    row.sampling.write(torch.tensor([0]), [request])
+    row.sample_as([request])
     while len(tokens) < limit:
         prefix = torch.tensor(tokens)
         logits = forward(prefix)[-1][None, None].float()  # [1, 1, V]

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .errors import RequestError
-
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
@@ -27,23 +25,11 @@ class Embedded:
 
     They are as the embedding layer returns them: where a model multiplies embeddings, it multiplies these
     too. They end before the last token, which the first round reads again. A draft model reads the last two
-    again: in place of the last but one they cost it drafts. Raises `RequestError` for numbers of another
-    form.
+    again: in place of the last but one they cost it drafts.
     """
 
     at: int
     states: Tensor  # [n, D] floating point
-
-    def __post_init__(self) -> None:
-        if type(self.at) is not int or self.at < 0:
-            raise RequestError(f"embeddings begin at a place from 0 on, not at {self.at!r}")
-        states = self.states
-        if states.dim() != 2 or not len(states) or not states.is_floating_point():
-            kind = str(states.dtype).removeprefix("torch.")
-            raise RequestError(
-                f"embeddings of shape {tuple(states.shape)} in {kind}; they are one row of floating point "
-                "numbers for each place"
-            )
 
     @property
     def end(self) -> int:

@@ -79,7 +79,7 @@ def test_drafts_change_no_token(dtype: str, batch: int) -> None:
 def test_captured_rounds_write_what_operators_one_by_one_write(on_card: Transcriber) -> None:
     runner = on_card.engine._texts.runner
     captured, capture = written(on_card), runner._capture
-    assert runner.captured and capture is not None
+    assert runner.graphs.captured and capture is not None
     runner._capture = None
     try:
         eager = written(on_card)

@@ -132,7 +132,7 @@ class DecodingContext:
         shares = sum(self.whisper.hearing(row) for row in zip(*features, strict=True))
         if shares:
             tokens = TOKENS_PER_S * sum(map(end_of, features[0])) / POSITIONS_PER_S
-            schedule.expect(count, shares * spent_s / count, tokens, spent_s)
+            schedule.work.expect(count, shares * spent_s / count, tokens, spent_s)
 
     @property
     def drafting(self) -> str | None:

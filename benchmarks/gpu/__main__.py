@@ -27,7 +27,7 @@ from benchmarks.gpu.report import Section, card, failures, run, table
 from benchmarks.gpu.sections import Bench, Record, build, equality, memory
 from benchmarks.gpu.timings import bandwidth, encoder, end_to_end, rounds
 from benchmarks.gpu.whole import live, real, service
-from forescribe.speculative.device import at_most, can_set, choose
+from forescribe.speculative.device import at_most, choose
 from forescribe.speculative.errors import DeviceError
 
 SECTIONS = {
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.small:  # a rehearsal is for what the program does, however busy the machine is
         left = {name: replace(section, seconds=REHEARSAL_S) for name, section in left.items()}
     # Tiny operators on two threads of a busy machine take a hundred times as long: helpers that sleep.
-    alone = options.small and device.kind == "cpu" and can_set()
+    alone = options.small and device.kind == "cpu"
     with at_most(1) if alone else nullcontext():
         run(bench, left, seconds=options.seconds or whole_s, told=told)
     print(table(record))

@@ -20,7 +20,7 @@ from torch.nn.functional import embedding as lookup
 from ..errors import LoadError
 from ..models.heads.records import Head, Run
 from ..models.slot_model import at_node, chain_mask
-from ..protocols import Model, Needs
+from ..protocols import Drafter, Model, Needs
 from ..requests import Request
 from ..rows import Rows
 from ..types import Draft, Scores, Verdict
@@ -30,20 +30,18 @@ if TYPE_CHECKING:
     from ..models.modules import SlotCache
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts with a head, of any target whose embeddings and output layer can be shared.
 
     Position t of the head pairs the target's state at slot t with the token at slot t + 1, so that a row of
     L tokens has L - 1 positions, and one of a single token is decoded plainly for a round. The last committed
     position gives the first draft of the next round.
 
-    `confidence` ends greedy drafts early, as in `ModelDrafter`. Raises ValueError for a confidence outside 0
-    to 1, and LoadError, when it is bound, for a target that does not share its embeddings and output layer.
+    `confidence` ends greedy drafts early, as in `ModelDrafter`. Raises LoadError, when it is bound, for a
+    target that does not share its embeddings and output layer.
     """
 
     def __init__(self, head: Head, *, confidence: float = 0.0) -> None:
-        if not 0 <= confidence <= 1:
-            raise ValueError(f"confidence is {confidence}; it must be from 0 to 1")
         self.record, self.confidence = head, confidence
         self._state = torch.empty(0)  # [B, H] of each row's last position
         self._target: Any = None
@@ -66,9 +64,6 @@ class HeadDrafter:
             )
         self._target = target
 
-    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
-        """Does nothing: every round is observed, as states cannot be caught up from tokens."""
-
     def _pick(self, picker: Picker, states: Tensor) -> Tensor:
         """The next draft `[B]`, of states `[B, 1, H]`."""
         output = self.record.output
@@ -81,11 +76,6 @@ class HeadDrafter:
         assert output.ids is not None, "rows of an output layer of its own have tokens"
         whole = logits.new_full((*logits.shape[:-1], self._target.vocab_size), float("-inf"))
         return picker.pick(whole.index_copy_(-1, output.ids, logits))
-
-    def _allocated(self) -> SlotCache:
-        if self._cache is None:
-            raise RuntimeError("allocate() comes before the first forward")
-        return self._cache
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         weight = self.record.output.norm
@@ -110,7 +100,8 @@ class HeadDrafter:
     def admit(
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
     ) -> None:
-        cache, state = self._allocated(), self._state
+        assert self._cache is not None and taps is not None
+        state = self._state
         lengths = torch.tensor([len(r.prompt) for r in requests], device=tokens.device)
         embedded: Tensor | None = None
         if hasattr(self._target, "embedded"):
@@ -120,8 +111,8 @@ class HeadDrafter:
         after = (self._embed(tokens) if embedded is None else embedded).roll(-1, 1)
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         mask = chain_mask(slots, tokens.shape[1], state.dtype)
-        feature = self.record.taps.feature(_given(taps, "prompts").to(state.dtype))
-        run = Run(slots, mask, cache.prefill(rows))
+        feature = self.record.taps.feature(taps.to(state.dtype))
+        run = Run(slots, mask, self._cache.prefill(rows))
         read = self.record.step(after, feature, run)
         state[rows] = at_node(read, (lengths - 2).clamp_min(0))[:, 0]
 
@@ -138,8 +129,9 @@ class HeadDrafter:
         return picker.draft(torch.where(lengths > 1, gamma, 0))
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        assert scores.taps is not None
         state = self._state
-        feature = self.record.taps.feature(_given(scores.taps, "every round").to(state.dtype))
+        feature = self.record.taps.feature(scores.taps.to(state.dtype))
         states = self._read(verdict.tokens, feature, rows.lengths - 1, rows.reach)
         # Where a row takes no part, nothing is committed, and what was written is written again.
         last = at_node(states, verdict.num_accepted)[:, 0]
@@ -147,18 +139,13 @@ class HeadDrafter:
 
     def _read(self, tokens: Tensor, feature: Tensor, start: Tensor, reach: int) -> Tensor:
         """States `[B, N, H]` of the positions from slot `start [B]` on, whose next tokens are these."""
+        assert self._cache is not None
         slots = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         mask = chain_mask(slots, reach, self._state.dtype)
-        run = Run(slots, mask, self._allocated().decode(slots, reach))
+        run = Run(slots, mask, self._cache.decode(slots, reach))
         return self.record.step(self._embed(tokens), feature, run)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         own = self.record.embedding
         embedded: Tensor = self._target.embed(tokens) if own is None else lookup(tokens, own)
         return embedded.to(self._state.dtype)
-
-
-def _given(taps: Tensor | None, of: str) -> Tensor:
-    if taps is None:
-        raise ValueError(f"a head needs the target's states of {of}")
-    return taps

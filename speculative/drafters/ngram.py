@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..protocols import Model, Needs
+from ..protocols import Drafter, Needs
 from ..requests import Request
 from ..rows import Rows
 from ..types import Draft, Scores, Verdict
@@ -39,7 +39,7 @@ CANDIDATES = 16
 _EMPTY = -1
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Proposes the continuation of the longest earlier match, in the row's own text or in one of the last
     `answers` answers, of each of which the first `length` tokens are kept. Of equal ones it takes that of the
     own text.
@@ -52,8 +52,6 @@ class NgramDrafter:
     """
 
     def __init__(self, *, answers: int = 64, length: int = 512, early: bool = False) -> None:
-        if answers < 0 or length < 1:
-            raise ValueError(f"need answers >= 0 and length >= 1, got {answers} and {length}")
         self.answers, self.length, self.early = answers, length, early
         self._earlier = self._own = torch.empty(0, 0, dtype=torch.int32)
         self._written = torch.zeros(1, dtype=torch.int64)
@@ -61,14 +59,11 @@ class NgramDrafter:
 
     @property
     def needs(self) -> Needs:
-        return Needs(always=self.answers > 0, ends_early=self.early)
-
-    def bind(self, target: Model) -> None:
-        """Does nothing: copying needs no model."""
+        return Needs(always=True, ends_early=self.early)
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         # Those of an admission take places of their own.
-        kept = max(self.answers, batch) if self.answers else 0
+        kept = max(self.answers, batch)
 
         def empty(rows: int) -> Tensor:
             # The last column is for masked writes, and ends a match.
@@ -81,15 +76,10 @@ class NgramDrafter:
         # Where shapes may change, only as much of the ring is searched as is filled.
         self._searched = (0, 0) if self.early else (kept, self.length)
 
-    def forwards(self, gamma: int) -> int:
-        return 0
-
     def admit(
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
     ) -> None:
         """Puts the answers that these rows have written before into the ring."""
-        if not self.answers:
-            return
         kept, done = len(self._earlier) - 1, self._own[rows]
         some = done[:, 0] != _EMPTY
         place = (self._written + some.long().cumsum(0) - 1) % kept
@@ -100,9 +90,6 @@ class NgramDrafter:
         if self.early:
             longest = max(self._searched[1], int((done != _EMPTY).sum(1).max()))
             self._searched = min(int(self._written), kept), longest
-
-    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
-        """Does nothing: proposals search the text itself, and answers are observed in every round."""
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         slot = torch.arange(rows.scratch, device=rows.lengths.device)
@@ -137,8 +124,6 @@ class NgramDrafter:
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Notes what was written, each token in its place."""
-        if not self.answers:
-            return
         column = torch.arange(verdict.tokens.shape[1], device=verdict.tokens.device)
         written = rows.active[:, None] & (column <= verdict.num_accepted[:, None])
         place = ((rows.lengths - rows.begin)[:, None] + column).clamp_max(self.length)

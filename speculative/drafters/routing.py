@@ -20,7 +20,7 @@ from ..rows import Rows
 from ..types import Draft, Scores, Verdict
 
 
-class RoutingDrafter:
+class RoutingDrafter(Drafter):
     """Routes each request to one of `drafters`: `route` returns its index.
 
     With `skips` a drafter without active rows is left out of a round; this reads the device, which costs
@@ -107,12 +107,7 @@ class RoutingDrafter:
 def merged(own: Tensor, draft: Draft, other: Draft) -> Draft:
     """The rows `own [B]` of a draft, and the rest of another one; the shorter one is padded."""
     width = max(draft.tokens.shape[1], other.tokens.shape[1])
-    first, second = _widened(draft, width), _widened(other, width)
+    first, second = (pad(d.tokens, (0, width - d.tokens.shape[1])) for d in (draft, other))
     return Draft(
-        torch.where(own[:, None], first.tokens, second.tokens),
-        torch.where(own, first.valid, second.valid),
+        torch.where(own[:, None], first, second), torch.where(own, draft.valid, other.valid)
     )
-
-
-def _widened(draft: Draft, width: int) -> Draft:
-    return Draft(pad(draft.tokens, (0, width - draft.tokens.shape[1])), draft.valid)

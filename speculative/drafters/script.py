@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..protocols import Model, Needs
+from ..protocols import Drafter, Needs
 from ..requests import Request
 from ..rounds.round import no_draft
 from ..rows import Rows
-from ..types import Draft, Scores, Verdict
+from ..types import Draft
 
 LONGEST = 4
 """Last text tokens of the answer that are looked up."""
@@ -57,7 +57,7 @@ class Breaks:
     none: int | None = None
 
 
-class ScriptDrafter:
+class ScriptDrafter(Drafter):
     """Proposes what follows in the request's hint, the script, behind the place that the answer has reached.
 
     Tokens of `special_from` and above (timestamps, marks) are no text: neither those of the answer nor those
@@ -82,21 +82,15 @@ class ScriptDrafter:
         breaks: Breaks | None = None,
         early: bool = False,
     ) -> None:
-        if slots < 1:
-            raise ValueError(f"slots is {slots}; a script needs at least 1")
         self.slots, self.breaks, self.early = slots, breaks, early
         self.special_from = torch.iinfo(torch.int64).max if special_from is None else special_from
         self._whole = self._text = self._origin = torch.empty(0, 0, dtype=torch.int64)
         self._place = self._count = torch.empty(0, dtype=torch.int64)
-        self._crops = False
         self._used: list[int] = []
 
     @property
     def needs(self) -> Needs:
         return Needs(ends_early=self.early)
-
-    def bind(self, target: Model) -> None:
-        """Does nothing: a script needs no model."""
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         def filled(value: int, *shape: int) -> Tensor:
@@ -104,16 +98,12 @@ class ScriptDrafter:
 
         self._whole = filled(_EMPTY, self.slots + 1)  # the script, always with an end
         self._text = filled(_EMPTY, self.slots)  # its text tokens
-        self._origin = filled(
-            0, self.slots + 1
-        )  # where they are in it; its end behind the last one
+        # Where they are in it; its end behind the last one.
+        self._origin = filled(0, self.slots + 1)
         self._place = filled(0)  # text tokens of the script before the place of the last proposal
         self._count = filled(0)  # text tokens of the answer then
         # Where shapes may change, only as much of the tables is searched as the longest script fills.
-        self._crops, self._used = device.type == "cpu", [0] * batch
-
-    def forwards(self, gamma: int) -> int:
-        return 0
+        self._used = [0] * batch
 
     def admit(
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
@@ -135,16 +125,14 @@ class ScriptDrafter:
         self._whole[rows], self._text[rows] = whole, text[:, : self.slots]
         self._origin[rows] = origin
         self._place[rows] = self._count[rows] = 0
-        if self._crops:
+        if self.early:
             for row, used in zip(rows.tolist(), end[:, 0].tolist(), strict=True):
                 self._used[row] = used
 
-    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
-        """Does nothing: proposals read the answer itself."""
-
     def propose(self, rows: Rows, gamma: int) -> Draft:
-        batch, width = rows.batch, self._width(rows.batch)
-        if self.early and not any(self._used[:batch]):  # no row has a script
+        batch = rows.batch
+        width = max(self._used[:batch]) if self.early else self.slots
+        if not width:  # no row has a script
             return no_draft(rows)
         place, agreeing, drift = self._align(rows, self._text[:batch, :width])
         first = self._first(rows, place, agreeing)
@@ -172,10 +160,7 @@ class ScriptDrafter:
         ends &= following < self.special_from
         column = torch.arange(1, gamma + 1, device=tokens.device)
         upto = torch.where(ends, column, gamma).amin(1)
-        at = rows.lengths[:, None] - 1 - torch.arange(RECENT, device=tokens.device)
-        recent = rows.tokens.gather(1, at.clamp_min(0))
-        special = (at >= rows.begin[:, None]) & (recent >= self.special_from)
-        written = special.long().cumprod(1).sum(1)
+        recent, _, written = self._recent(rows)
         before = recent.gather(1, written.clamp_max(RECENT - 1)[:, None])[:, 0]
         inside = rows.lengths - 1 - written >= rows.begin  # else the answer has no text yet
         broken = (before < self.special_from) & after[before.clamp(0, last)]
@@ -188,9 +173,6 @@ class ScriptDrafter:
             return unbroken
         asked = rows.tokens.gather(1, (rows.begin - 1).clamp_min(0)[:, None])[:, 0] != breaks.none
         return torch.where(asked, unbroken, gamma)
-
-    def _width(self, batch: int) -> int:
-        return max(1, *self._used[:batch]) if self._crops else self.slots
 
     def _align(self, rows: Rows, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Text tokens of the script before the place that the answer has reached `[B]`, how many of the last
@@ -225,9 +207,8 @@ class ScriptDrafter:
         tokens = rows.tokens[:, :-1]
         written = (slot >= rows.begin[:, None]) & (slot < rows.lengths[:, None])
         count = (written & (tokens < self.special_from)).sum(1)
-        back = rows.lengths[:, None] - 1 - torch.arange(RECENT, device=slot.device)  # [B, RECENT]
-        recent = rows.tokens.gather(1, back.clamp_min(0))
-        is_text = (back >= rows.begin[:, None]) & (recent < self.special_from)
+        recent, answered, _ = self._recent(rows)
+        is_text = answered & (recent < self.special_from)
         rank = torch.where(is_text, is_text.long().cumsum(1) - 1, RECENT)
         last = torch.full((rows.batch, RECENT + 1), _EMPTY, device=slot.device)
         last = last.scatter(1, rank, torch.where(is_text, recent, _EMPTY))
@@ -237,14 +218,16 @@ class ScriptDrafter:
         """Where in the whole script the proposal begins `[B]`: behind the last text token, and behind as many
         special ones as the answer has written since, up to the next text token."""
         whole, origin = self._whole[: rows.batch], self._origin[: rows.batch]
-        at = rows.lengths[:, None] - 1 - torch.arange(RECENT, device=place.device)
-        recent = rows.tokens.gather(1, at.clamp_min(0))
-        special = (at >= rows.begin[:, None]) & (recent >= self.special_from)
-        written = special.long().cumprod(1).sum(1)
+        _, _, written = self._recent(rows)
         before = origin.gather(1, (place - 1).clamp_min(0)[:, None])[:, 0] + 1
         before = torch.where(place > 0, before, 0)
         following = origin.gather(1, place.clamp_max(whole.shape[1] - 1)[:, None])[:, 0]
         return torch.minimum(before + written, torch.maximum(following, before))
 
-    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Does nothing: the next proposal reads what was committed."""
+    def _recent(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The row's last tokens, the latest one first `[B, RECENT]`, which of them are of the answer, and how
+        many special ones it ends with `[B]`."""
+        at = rows.lengths[:, None] - 1 - torch.arange(RECENT, device=rows.tokens.device)
+        recent, answered = rows.tokens.gather(1, at.clamp_min(0)), at >= rows.begin[:, None]
+        special = answered & (recent >= self.special_from)
+        return recent, answered, special.long().cumprod(1).sum(1)

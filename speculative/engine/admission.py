@@ -1,27 +1,29 @@
 """Admission: whether a request fits a table, how it enters a free row, and what a drafter has to read.
 
 A drafter reads prompts together, and text that was written without it in pieces of one size, before it
-drafts; a row on which that fails is decoded without drafts. Knows prompts, rows, the target's prefill and a
+drafts; rows on which that fails are decoded without drafts. Knows prompts, rows, the target's prefill and a
 drafter; nothing of rounds, schedules or results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..device import Device, HostReader, upload
-from ..errors import CATCH_UP, PREFILL, PROMPT, RequestError
+from ..errors import PREFILL, READ, RequestError
 from ..protocols import EmbeddingModel, StackedModel
 from ..requests import Mode, Request, check_in_vocabulary
 from ..rounds.beams import BeamRows
 from ..rounds.round import Parts, verify
 from ..rows import Rows, selected
-from .captures import Capture, Function, PrefillRunner
+from .captures import Capture, Function, Graphs, PrefillRunner
 from .runner import ShapeSet
 from .table import Entry, Table, failed
 
@@ -53,18 +55,18 @@ class Admission:
 
     def check(self, request: Request) -> None:
         """Raises `RequestError` for a request that cannot be decoded in this table."""
-        table, need = self._table, Mode.of([request])
-        vocab, max_gamma = table.target.vocab_size, table.max_gamma
-        if len(request.prompt) > table.most:
-            length = len(request.prompt)
+        table, need, length = self._table, Mode.of([request]), len(request.prompt)
+        if length > table.most:
             raise RequestError(f"the prompt has {length} tokens; the model holds {table.most}")
-        check_in_vocabulary("the prompt", request.prompt, vocab)
-        if request.probe is not None:
-            check_in_vocabulary("the probe", request.probe.tokens, vocab)
+        for name, tokens in {
+            "the prompt": request.prompt,
+            "the probe": () if request.probe is None else request.probe.tokens,
+            "the hint": request.hint,
+            "the guess": request.guess,
+        }.items():
+            check_in_vocabulary(name, tokens, table.target.vocab_size)
         if hasattr(table.target, "check_request"):
             cast(EmbeddingModel, table.target).check_request(request)
-        check_in_vocabulary("the hint", request.hint, vocab)
-        check_in_vocabulary("the guess", request.guess, vocab)
         if isinstance(table.rows, BeamRows):
             if request.ranks or need != Mode():
                 raise RequestError("beams have neither penalties nor ranked tokens: leave them out")
@@ -72,9 +74,10 @@ class Admission:
         ranks = cast(Rows, table.rows).ranks
         if request.ranks > ranks:
             raise RequestError(f"{request.ranks} ranked tokens; this engine keeps {ranks}")
-        if request.gamma is not None and request.gamma > max_gamma:
-            raise RequestError(f"gamma is {request.gamma}; this engine drafts {max_gamma} at most")
-        if request.guess and table.needs.prompt and table.drafting:
+        gamma, most = request.gamma, table.max_gamma
+        if gamma is not None and gamma > most:
+            raise RequestError(f"gamma is {gamma}; this engine drafts {most} at most")
+        if request.guess and not table.takes_guesses:
             raise RequestError(
                 "this engine's drafter reads the target's states of prompts; it does not take a guess"
             )
@@ -84,24 +87,34 @@ class Admission:
     def admit(self, chosen: list[tuple[int, Entry]]) -> None:
         """Admits requests into their rows together; one by one if that fails. Those that fail alone get
         a failed result."""
-        table, left = self._table, dict(chosen)
+        table = self._table
+        unread = table.drafter is not None and self._read is None
+        for row, entry in chosen:
+            table.occupy(row, entry, prefill_pending=unread)
         table.watch.start()
-        try:
-            for (row, entry), error in table.faults.isolate(chosen, self._enter, PREFILL):
-                del left[row]
-                table.shared.ended.append(failed(entry.request, error))
-        except Exception as error:  # the device has failed, and these wait no more
-            lost = [entry for row, entry in left.items() if row not in table.occupied]
-            found = table.faults.record(PREFILL, error)
-            table.shared.ended.extend(failed(entry.request, found) for entry in lost)
-            raise
+        self._try(chosen)
         table.watch.mark("prefill")
 
-    def _enter(self, chosen: Sequence[tuple[int, Entry]]) -> None:
-        """Admits all of these, or none if it raises."""
+    def _try(self, chosen: list[tuple[int, Entry]]) -> None:
+        table = self._table
+        try:
+            self._enter(dict(chosen))
+            return
+        except Exception as error:
+            found = table.faults.handle(PREFILL, error)
+        if len(chosen) > 1:
+            for one in chosen:
+                self._try([one])
+        else:
+            ((row, entry),) = chosen
+            table.vacate(row)
+            table.shared.ended.append(failed(entry.request, found))
+
+    def _enter(self, chosen: Mapping[int, Entry]) -> None:
+        """Begins the texts of all of these, or of none if it raises."""
         table, rows = self._table, self._table.rows
         device, place = table.device, table.device.torch
-        pending = {row: entry.request for row, entry in chosen}
+        pending = {row: entry.request for row, entry in chosen.items()}
         begun = self._write(pending)
         prompts = Prompts.of(pending, device, table.most)
         index, guesses = prompts.index, prompts.guesses
@@ -126,12 +139,8 @@ class Admission:
             )
             judged, mode = prefilled.logits[:, 1:], Mode.of(pending.values())
             verify(cast(Rows, rows), index, self._parts, guess, count, judged, mode)
-        device.mark_step()
-        for row, entry in chosen:
-            if row in probes:
-                entry.probe = self._probes.read(probes[row].detach)
-            unread = table.drafter is not None and self._read is None
-            table.occupy(row, entry, prefill_pending=unread)
+        for row, chances in probes.items():
+            chosen[row].probe = self._probes.read(chances.detach)
         table.counts.target_forwards += 1
         if self._read is not None:
             self._read(replace(prompts, taps=prefilled.taps))
@@ -151,7 +160,7 @@ class Admission:
 
 
 class DraftReader:
-    """Lets the drafter read what it lacks. A row on which that fails is decoded without drafts.
+    """Lets the drafter read what it lacks. Rows on which that fails are decoded without drafts.
 
     The last tokens of the first rows are read in pieces of one size, captured for each number of rows. These
     are graphs of their own, and not a part of a round's: as an axis of rounds they would double its captures.
@@ -163,7 +172,7 @@ class DraftReader:
         assert table.drafter is not None
         self._table, self._drafter, self._shapes = table, table.drafter, shapes
         self._capture = capture  # None: pieces are read operator by operator
-        self._graphs: dict[int, Function] = {}  # by the number of rows
+        self.graphs = Graphs[int, Function]("readings")  # by the number of rows
         self.piece = min(PIECE, table.slots - 1)
         self._back = torch.zeros(1, dtype=torch.int64, device=table.device.torch)  # of the piece
 
@@ -178,9 +187,10 @@ class DraftReader:
         if table.unread_tokens:
             tokens, table.unread_tokens = min(table.unread_tokens, table.longest), 0
             table.watch.start()
-            drafting = [row for row, e in table.occupied.items() if e.draft_error is None]
-            if drafting:
-                self._read_texts(tokens, drafting)
+            rows = [row for row, e in table.occupied.items() if e.draft_error is None]
+            if rows:
+                with self._drafting(rows), table.masked_to(rows):
+                    self._catch_up(tokens, max(rows) + 1)
             if device.kind != "cuda":  # without events: the next rounds' time does not include it
                 device.synchronize()
             table.watch.mark("draft")
@@ -192,53 +202,33 @@ class DraftReader:
             for count in reversed(self._shapes.batches):
                 self._catch_up(1, count)
 
-    @property
-    def captured(self) -> tuple[int, ...]:
-        """The numbers of rows that have been captured so far."""
-        return tuple(self._graphs)
-
     def read_prompts(self, prompts: Prompts) -> None:
-        """Reads the prompts together; one by one if that fails."""
-        table, count = self._table, len(prompts.rows)
+        """Reads the prompts together."""
+        with self._drafting(prompts.rows):
+            self._drafter.admit(prompts.index, prompts.tokens, prompts.requests, prompts.taps)
+            self._table.counts.draft_forwards += self._drafter.forwards(1)
 
-        def admit(picked: Sequence[int]) -> None:
-            some = prompts if len(picked) == count else prompts.only(*picked)
-            self._drafter.admit(some.index, some.tokens, some.requests, some.taps)
-            table.counts.draft_forwards += self._drafter.forwards(1)
-            table.device.mark_step()
+    @contextmanager
+    def _drafting(self, rows: Iterable[int]) -> Iterator[None]:
+        """After a fault in its block these rows are decoded without drafts."""
+        try:
+            yield
+        except Exception as error:
+            found = self._table.faults.handle(READ, error)
+            for row in rows:
+                self._table.occupied[row].draft_error = found
 
-        for i, error in table.faults.isolate(range(count), admit, PROMPT):
-            table.occupied[prompts.rows[i]].draft_error = error
-
-    def _read_texts(self, tokens: int, rows: Sequence[int]) -> None:
-        """Reads the last `tokens` of these rows together; one after the other, operator by operator, if that
-        fails."""
-        table = self._table
-
-        def together(rows: Sequence[int], captured: bool = True) -> None:
-            with table.masked_to(rows):
-                self._catch_up(tokens, max(rows) + 1, captured=captured)
-
-        def alone(row: int) -> None:
-            together([row], captured=False)
-
-        for row, error in table.faults.isolate(rows, together, CATCH_UP, alone):
-            table.occupied[row].draft_error = error
-
-    def _catch_up(self, tokens: int, rows: int, *, captured: bool = True) -> None:
-        """Reads the last `tokens` of the first `rows` rows, and more where a piece is longer. With `captured`
-        False operators run one by one, which locates a fault."""
+    def _catch_up(self, tokens: int, rows: int) -> None:
+        """Reads the last `tokens` of the first `rows` rows, and more where a piece is longer."""
         pieces = -(-tokens // self.piece)
         for piece in range(pieces, 0, -1):
             self._back.fill_(2 + piece * self.piece)  # the last two tokens are fed by `propose`
-            self._launch(rows, captured)()
+            self._launch(rows)()
         self._table.counts.draft_forwards += pieces * self._drafter.forwards(1)
 
-    def _launch(self, rows: int, captured: bool) -> Function:
-        capture, all_rows = self._capture if captured else None, cast(Rows, self._table.rows)
+    def _launch(self, rows: int) -> Function:
+        capture, all_rows = self._capture, cast(Rows, self._table.rows)
         count = all_rows.batch if capture is None else self._shapes.batch_for(rows)
-        if capture is not None and count in self._graphs:
-            return self._graphs[count]
         view = selected(all_rows, slice(count), Mode(), all_rows.scratch)
         # A capture must not hold `self`.
         drafter, back, piece = self._drafter, self._back, self.piece
@@ -249,10 +239,8 @@ class DraftReader:
             start = torch.maximum(view.lengths - back, view.begin.clamp_max(first))
             drafter.catch_up(view, start, piece)
 
-        if capture is None:
-            return read
-        self._graphs[count] = graph = capture(read)
-        return graph
+        graph = None if capture is None else self.graphs.get(count, partial(capture, read))
+        return graph or read
 
 
 @dataclass(frozen=True)
@@ -285,13 +273,6 @@ class Prompts:
         place, tokens = device.torch, padded_to_bucket(fed, device, max_tokens)
         index = upload(rows, torch.int64, place)
         return cls(tuple(pending), index, upload(tokens, torch.int64, place), requests, guesses)
-
-    def only(self, i: int) -> Prompts:
-        """The one of number i alone."""
-        one = slice(i, i + 1)
-        taps = None if self.taps is None else self.taps[one]
-        rows, requests, guesses = self.rows[one], self.requests[one], self.guesses[one]
-        return Prompts(rows, self.index[one], self.tokens[one], requests, guesses, taps)
 
     def places(self, judged: int) -> list[list[int]] | None:
         """The positions `[K, 1 + judged]` that have logits: the probe's, and so many from the prompt's last

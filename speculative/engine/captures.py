@@ -15,12 +15,12 @@ import logging
 from collections.abc import Callable, Sequence
 from itertools import count
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..device import Device, hpu_is_lazy
+from ..device import Device
 from ..protocols import StackedModel
 from ..types import Prefilled
 
@@ -30,26 +30,24 @@ WARM_UP = 3
 """Runs before a capture: libraries choose their kernels and allocate workspaces, which a capture forbids."""
 
 Function = Callable[[], None]
+Key = TypeVar("Key")
+Captured = TypeVar("Captured")
 
 
-class Capture(Protocol):
-    """Makes a function that the device runs as one launch."""
-
-    def __call__(self, fn: Function) -> Function:
-        """A captured form of `fn`. Capturing runs `fn` a few times, so no row may be active meanwhile."""
+Capture = Callable[[Function], Function]
+"""Makes a function that the device runs as one launch. Capturing runs the function a few times, so no row may
+be active meanwhile."""
 
 
 def capture_for(device: Device) -> Capture | None:
     """How rounds are captured on this device; None where they are not.
 
-    cuda: CUDA graphs. hpu: `torch.compile` in eager mode; lazy mode accumulates a round by itself until
-    `mark_step`. Elsewhere nothing: measured on CPUs, inductor's code for these shapes was slower than eager.
+    cuda: CUDA graphs. hpu: `torch.compile`. Elsewhere nothing: measured on CPUs, inductor's code for these
+    shapes was slower than eager.
     """
     if device.kind == "cuda":
         return CudaCapture(device)
-    if device.kind == "hpu" and not hpu_is_lazy():
-        return compiled_for_hpu
-    return None
+    return compiled_for_hpu if device.kind == "hpu" else None
 
 
 class CudaCapture:
@@ -68,7 +66,11 @@ class CudaCapture:
         with self._device.guard():
             if self._pool is None:
                 self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-            self._warm_up(fn)
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UP):
+                    fn()
+            torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             # Other threads may allocate meanwhile: a diarizer on the same card.
             with torch.cuda.graph(
@@ -84,13 +86,6 @@ class CudaCapture:
                 graph.replay()
 
         return replay
-
-    def _warm_up(self, fn: Function) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UP):
-                fn()
-        torch.cuda.current_stream().wait_stream(self._stream)
 
 
 def compiled_for_hpu(fn: Function) -> Function:
@@ -114,6 +109,26 @@ def function_of_its_own(fn: Function) -> Function:
 _count = count()
 
 
+class Graphs(Generic[Key, Captured]):
+    """What has been captured of some kind, by shape. A shape whose capture fails, for lack of memory, say,
+    runs operator by operator from then on."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.captured: dict[Key, Captured] = {}
+        self._refused: set[Key] = set()
+
+    def get(self, shape: Key, capture: Callable[[], Captured]) -> Captured | None:
+        """The captured form of a shape, by `capture` the first time; None where it cannot be captured."""
+        if shape not in self.captured and shape not in self._refused:
+            try:
+                self.captured[shape] = capture()
+            except RuntimeError as error:
+                self._refused.add(shape)
+                log.warning("%s of %s are not captured, and slower: %s", self._kind, shape, error)
+        return self.captured.get(shape)
+
+
 Shape = tuple[int, int, int | None]
 """Rows, tokens of a prompt, and positions with logits (None: the model's choice)."""
 
@@ -129,21 +144,14 @@ class PrefillRunner:
     """The prefill of a model in an engine of `batch` rows, as `Model.prefill`.
 
     The second prefill of a shape captures it: shapes that come once are never captured. What a captured
-    prefill returns is overwritten by the next one of its shape. A shape whose capture fails, for lack of
-    memory, say, runs operator by operator from then on; `refused` has the reason.
+    prefill returns is overwritten by the next one of its shape.
     """
 
     def __init__(self, model: StackedModel, batch: int, capture: Capture) -> None:
         self._model, self._batch, self._capture = model, batch, capture
         self._seen: set[Shape] = set()
-        self.refused: dict[Shape, Exception] = {}
-        self._graphs: dict[Shape, Replay] = {}
+        self.graphs = Graphs[Shape, Replay]("prefills")
         self._states: Tensor | None = None  # [batch, S, D], which all graphs read
-
-    @property
-    def captured(self) -> tuple[Shape, ...]:
-        """The shapes that have been captured so far."""
-        return tuple(self._graphs)
 
     def __call__(
         self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any], nodes: Tensor | None
@@ -152,25 +160,23 @@ class PrefillRunner:
         states = model.stacked(encoder_states)
         shape = (*tokens.shape, None if nodes is None else nodes.shape[1])
         given = (rows, tokens, states, nodes)
-        if shape not in self._graphs and self._wanted(shape):
-            try:
-                if self._states is None:
-                    self._states = states.new_empty((self._batch, *states.shape[1:]))
-                self._graphs[shape] = captured(model, self._capture, given, self._states)
-            except Exception as error:
-                self.refused[shape] = error.with_traceback(None)  # it would keep tensors
-                log.warning("a prefill of %s is not captured, and slower: %s", shape, error)
+
+        def capture() -> Replay:
+            if self._states is None:
+                self._states = states.new_empty((self._batch, *states.shape[1:]))
+            return captured(model, self._capture, given, self._states)
+
+        replay = self.graphs.get(shape, capture) if self._wanted(shape) else None
         self._seen.add(shape)
-        replay = self._graphs.get(shape)
         return replay(*given) if replay else model.prefill_stacked(*given)
 
     def _wanted(self, shape: Shape) -> bool:
-        """Whether a shape is to be captured."""
+        """Whether the captured form of a shape is to be used."""
         rows, tokens, positions = shape
         bytes_ = 4 * rows * (tokens if positions is None else positions) * self._model.vocab_size
-        known = shape in self._seen and shape not in self.refused
-        fits = rows <= self._batch and bytes_ <= MOST_BYTES and len(self._graphs) < MOST_GRAPHS
-        return known and fits
+        known = self.graphs.captured
+        room = shape in known or len(known) < MOST_GRAPHS
+        return shape in self._seen and rows <= self._batch and bytes_ <= MOST_BYTES and room
 
 
 Replay = Callable[[Tensor, Tensor, Tensor, Tensor | None], Prefilled]

@@ -9,19 +9,16 @@ Knows requests, rows and when a step admits, runs and polls; nothing of tokenize
 Rows that share rounds are a `Lane`: those of one text each and, for each number of beams that is asked for,
 those of a group of texts. All lanes are admitted to, polled, captured and isolated alike.
 
-An exception in a model, a drafter, a processor or a rule fails only the request in which it occurred:
-its result is `Finish.FAILED` with the error. After an exception in a drafter the row is decoded plainly.
+An exception in a model, a processor or a rule fails only the request in which it occurred: its result is
+`Finish.FAILED` with the error. After an exception in a drafter the rows of its round are decoded plainly.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,11 +32,9 @@ from ..rows import Rows
 from .admission import Admission, DraftReader
 from .captures import Capture, capture_for
 from .polls import Period, Periods, Results
-from .runner import RoundRunner, RoundThreads, Shape, ShapeSet, measured_round
+from .runner import RoundRunner, Shape, ShapeSet, fastest, measured_round
 from .schedule import Fixed
 from .table import Entry, Shared, Table, failed
-
-_NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 
 class Engine:
@@ -68,11 +63,9 @@ class Engine:
         schedule: Schedule | None = None,
         processors: Iterable[Processor] = (),
         device: Device | None = None,
-        max_tokens: int | None = None,
         ranks: int = 0,
         modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
         captured: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
         beam_target: Callable[[], Model] | None = None,
     ) -> None:
         self.target, self.drafter, self.batch = target, drafter, batch
@@ -83,21 +76,15 @@ class Engine:
         self.faults: Sequence[DecodingError] = self._shared.faults.recent
         """The latest faults."""
         self._capture = capture_for(self.device) if captured else None
-        self._clock, self._beam_target = clock, beam_target
+        self._beam_target = beam_target
         table = Table.of_texts(
-            self._shared,
-            target,
-            drafter,
-            batch=batch,
-            max_gamma=self.max_gamma,
-            ranks=ranks,
-            max_tokens=max_tokens,
+            self._shared, target, drafter, batch=batch, max_gamma=self.max_gamma, ranks=ranks
         )
-        self._texts = Lane(table, self.schedule, modes, self._capture, clock)
+        self._texts = Lane(table, self.schedule, modes, self._capture)
         self._groups: dict[int, Lane] = {}  # by the number of beams
         self._lanes = [self._texts]  # and those of groups
-        self._left: deque[Request] = deque()  # of runs that were left
-        self.threads = RoundThreads()
+        self.threads: int | None = None
+        """Threads of the operators of a round of single texts; None: all."""
         self._before = Stats()  # of lanes that are gone
         self._stats = Stats()  # as last read
         self.broken: BrokenError | None = None
@@ -112,24 +99,21 @@ class Engine:
     @property
     def free(self) -> int:
         """Requests of any kind that could be admitted in the next step."""
-        self._drop_left()
         return min(lane.free for lane in self._lanes)
 
     @property
     def takes_guesses(self) -> bool:
         """Whether requests may have a guess: a drafter that reads the target's states of prompts has none."""
-        table = self._texts.table
-        return not (table.needs.prompt and table.drafting)
+        return self._texts.table.takes_guesses
 
     @property
     def captured(self) -> tuple[Shape, ...]:
         """The shapes that have been captured so far."""
-        return tuple(shape for lane in self._lanes for shape in lane.runner.captured)
+        return tuple(shape for lane in self._lanes for shape in lane.runner.graphs.captured)
 
     @property
     def idle(self) -> bool:
         """Whether no request waits, is decoded, or has a result that `step` did not return yet."""
-        self._drop_left()
         return not self._shared.ended and all(lane.idle for lane in self._lanes)
 
     @property
@@ -146,7 +130,6 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queues a request; `step` returns its result. Raises `RequestError` if it cannot be decoded,
         `BrokenError` once the device has failed."""
-        self._drop_left()
         if self.broken is not None:
             raise BrokenError(str(self.broken)) from self.broken.__cause__
         lane = self._texts if request.beams is None else self._group(request.beams.size)
@@ -163,7 +146,7 @@ class Engine:
                 self._before += self._groups.pop(other).stats
             target = self._beam_target()
             table = Table.of_groups(self._shared, target, batch=self.batch, size=size)
-            self._groups[size] = Lane(table, Fixed(0), (Mode(),), self._capture, self._clock)
+            self._groups[size] = Lane(table, Fixed(0), (Mode(),), self._capture)
             self._lanes = [self._texts, *self._groups.values()]
         return self._groups[size]
 
@@ -172,68 +155,36 @@ class Engine:
         next step."""
         return self._cancel(lambda request: request.tag == tag)
 
-    def _cancel(self, which: Callable[[Request], bool], *, silently: bool = False) -> int:
-        """Cancels requests, those in rows without results if `silently`; returns how many there were."""
+    def _cancel(self, which: Callable[[Request], bool]) -> int:
         count = 0
         for lane in self._lanes:
             with self._guarded(lane):
-                count += lane.cancel(which, silently=silently)
+                count += lane.cancel(which)
         return count
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Decodes all requests, pulling them as rows become free; yields results as they end.
 
         One that cannot be decoded yields a failed result. Leaving the iteration cancels the remaining ones.
-        If the iterable of requests raises, the requests under way are decoded to their end first. Other
-        requests of this engine go on meanwhile; `step` returns their results.
+        Nobody else steps the engine meanwhile.
         """
-        source: Iterator[Request] | None = iter(requests)
-        own: list[Request] = []  # under way
-        error: Exception | None = None
+        source, own = iter(requests), set[int]()  # by id, those that are under way
         try:
-            while source is not None or self._under_way(own):
-                while source is not None and self.free:
-                    try:
-                        request = next(source)
-                        if not isinstance(request, Request):
-                            kind = type(request).__name__
-                            raise TypeError(f"not a Request, but {kind}: {request!r}")
-                    except StopIteration:
-                        source = None
-                        break
-                    except Exception as raised:
-                        source, error = None, raised
-                        break
+            request = next(source, None)
+            while request is not None or own:
+                while request is not None and self.free:
                     try:
                         self.submit(request)
-                        own.append(request)
+                        own.add(id(request))
                     except RequestError as refused:
                         yield failed(request, refused)
-                mine = []
+                    request = next(source, None)
                 for result in self.step():
-                    number = next((i for i, r in enumerate(own) if r is result.request), None)
-                    if number is None:
-                        self._shared.ended.append(result)  # of another run, or of nobody's
-                    else:
-                        del own[number]
-                        mine.append(result)
-                yield from mine
-            if error is not None:
-                raise error
+                    if id(result.request) in own:  # else of a run that was left
+                        own.remove(id(result.request))
+                        yield result
         finally:
-            self._left.extend(own)  # perhaps on another thread, in the middle of a round
-
-    def _under_way(self, own: Sequence[Request]) -> bool:
-        """Whether one of these waits, is decoded, or has a result that nobody has taken."""
-        known = [entry.request for lane in self._lanes for entry in lane.entries]
-        known += [result.request for result in self._shared.ended]
-        return not {*map(id, own)}.isdisjoint(map(id, known))
-
-    def _drop_left(self) -> None:
-        """Cancels the requests of runs that were left, without results."""
-        while self._left:
-            left = self._left.popleft()
-            self._cancel(lambda request, left=left: request is left, silently=True)  # type: ignore[misc]
+            self._cancel(lambda request: id(request) in own)
 
     def row_of(self, request: Request) -> int | None:
         """The row whose caches hold the text of a request that ended in the last step, but for its last
@@ -242,25 +193,23 @@ class Engine:
         return next((row for row, own in left.items() if own() is request), None)
 
     @torch.inference_mode()
-    def peek(self, known: Mapping[Any, int] = _NOTHING) -> list[Partial]:
+    def peek(self, known: Mapping[Any, int] | None = None) -> list[Partial]:
         """What unfinished rows of one text have written, as of the last poll; empty between two polls.
         `known` is how many tokens of a text, by tag, to leave out."""
         if self.broken is None and self._texts.periods.now.rounds == 0:
             with self._guarded(self._texts):
-                return self._texts.results.partials(known)
+                return self._texts.results.partials(known or {})
         return []
 
     @torch.inference_mode()
     def step(self) -> list[Result]:
         """Admits waiting requests, chooses gamma, runs a round, reads once which rows have ended, and returns
         the results of requests that have ended, often none. Errors are in the results; it does not raise."""
-        if self._left:
-            self._drop_left()
         for lane in self._lanes:
             if self.broken is not None:
                 break
             # Groups are as large as batches: their operators are not limited.
-            limit = self.threads.limit if lane is self._texts else None
+            limit = self.threads if lane is self._texts else None
             with self._guarded(lane):
                 period = lane.begin()
                 if period is not None:
@@ -298,8 +247,7 @@ class Engine:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs every static shape once on free rows, so that graphs are captured before the first request.
-        What it counted is forgotten. Raises `RuntimeError` where a request is under way."""
-        self._check_idle("warm_up")
+        What it counted is forgotten. No request may be under way."""
         table = self._texts.table
         before = replace(table.counts)
         with self.device.guard():
@@ -312,17 +260,15 @@ class Engine:
     @torch.inference_mode()
     def choose_threads(self) -> None:
         """Measures on a CPU whether rounds are faster with one thread or with all that torch uses in the
-        calling thread, within half a second, and keeps to the result in whichever thread calls `step`. Raises
-        as `warm_up`."""
-        self._check_idle("choose_threads")
+        calling thread, within half a second, and keeps to the result in whichever thread calls `step`. No
+        request may be under way."""
         if self.device.kind == "cpu":
             gamma, parts = min(self.max_gamma, 5), self._texts.runner.parts[True]
             run = measured_round(parts, gamma, batch=self.batch, slots=self.rows.scratch)
-            self._shared.faults.attempt(partial(self.threads.choose, run), ENGINE)
-
-    def _check_idle(self, name: str) -> None:
-        if not self.idle:
-            raise RuntimeError(f"{name}() needs an idle engine: it runs rounds")
+            try:
+                self.threads = fastest(run)
+            except Exception as error:
+                self._shared.faults.record(ENGINE, error)
 
 
 class Lane:
@@ -334,7 +280,6 @@ class Lane:
         schedule: Schedule,
         modes: Sequence[Mode],
         capture: Capture | None,
-        clock: Callable[[], float],
     ) -> None:
         self.table, self.waiting = table, deque[Entry]()
         device = table.device
@@ -345,14 +290,9 @@ class Lane:
         at_once = self.reader.read_prompts if self.reader and table.needs.at_once else None
         prompts = capture if device.captures_at_once else None  # they have many lengths
         self.admission = Admission(table, shapes, at_once, prompts)
-        self.periods = Periods(table, schedule, clock)
+        self.periods = Periods(table, schedule)
         self.results = Results(table)
         self.runner = RoundRunner(table, self.results.fail, shapes, capture)
-
-    @property
-    def entries(self) -> list[Entry]:
-        """The requests that wait or are decoded."""
-        return [*self.waiting, *self.table.occupied.values()]
 
     @property
     def idle(self) -> bool:
@@ -377,12 +317,13 @@ class Lane:
             draft_forwards=counts.draft_forwards,
         )
 
-    def cancel(self, which: Callable[[Request], bool], *, silently: bool) -> int:
+    def cancel(self, which: Callable[[Request], bool]) -> int:
         """Cancels the requests that match; returns how many there were. Those that wait leave no result."""
         waiting = [entry for entry in self.waiting if not which(entry.request)]
         count, self.waiting = len(self.waiting) - len(waiting), deque(waiting)
         rows = [row for row, entry in self.table.occupied.items() if which(entry.request)]
-        self.table.stop(rows, silently=silently)
+        for row in rows:
+            self.table.stop(row)
         return count + len(rows)
 
     def fail_rows(self, error: SpeculativeError) -> None:

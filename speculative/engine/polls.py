@@ -10,6 +10,7 @@ before it; one packed tensor each time. Knows schedules, clocks and tables; noth
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,14 +20,12 @@ import torch
 from torch import Tensor
 
 from ..device import HostCopy, HostReader, Moment
-from ..errors import RESULT, SCHEDULE, DecodingError
+from ..errors import SCHEDULE, DecodingError
 from ..protocols import Poll, Schedule
-from ..requests import Finish, Partial, Ranked, Request, Result, Source
-from ..rounds.beams import BeamRows, best_text, packed_group
+from ..requests import Finish, Partial, Request, Result, Source
+from ..rounds.beams import BeamRows, best_text, read_group
 from ..rows import Rows
-from .table import Entry, Table, failed
-
-COUNTS = 4
+from .table import Entry, Table
 
 
 @dataclass
@@ -53,8 +52,8 @@ class Period:
 class Periods:
     """The period under way, and those whose snapshot is on its way."""
 
-    def __init__(self, table: Table, schedule: Schedule, clock: Callable[[], float]) -> None:
-        self._table, self._schedule, self._clock = table, schedule, clock
+    def __init__(self, table: Table, schedule: Schedule) -> None:
+        self._table, self._schedule = table, schedule
         self._buckets = schedule.buckets  # of one there is nothing to choose
         self._reader = HostReader(table.device)
         self.now = Period(min(self._buckets))
@@ -78,9 +77,9 @@ class Periods:
                 self._table.faults.record(SCHEDULE, error)
         device, table = self._table.device, self._table
         if now.gamma and read is not None and (table.unread_prompts or table.unread_tokens):
-            now.read, now.reading = len(table.unread_prompts), Moment(device, self._clock())
+            now.read, now.reading = len(table.unread_prompts), Moment(device)
             read()
-        now.began, now.widths = Moment(device, self._clock()), table.counts.widths
+        now.began, now.widths = Moment(device), table.counts.widths
 
     def end(self) -> None:
         """Ends the period with a snapshot, in the order of the device's work."""
@@ -97,7 +96,7 @@ class Periods:
                 counters.accepted,
             ]
         )  # [2 B + 2 + G] int64: each copy costs a launch and a wait, whatever its size
-        now.ended = Moment(table.device, self._clock())
+        now.ended = Moment(table.device)
         now.copy = self._reader.read(packed.detach, now.ended)
         now.occupied, now.grown = table.occupied, table.grown
         now.disturbed |= table.faults.count != self._faults
@@ -126,7 +125,7 @@ class Periods:
     def _report(self, period: Period, totals: tuple[int, int, int]) -> None:
         """Reports a period to the schedule, unless it was disturbed. Without events it lasts until its
         snapshot arrives, from the arrival of the one before it or the launch of its first round."""
-        arrived, before = self._clock(), self._reported_s
+        arrived, before = time.perf_counter(), self._reported_s
         known, self._totals, self._reported_s = self._totals, totals, arrived
         if period.disturbed or not period.rounds:
             return
@@ -168,59 +167,44 @@ class Results:
         for row in table.note(period.active, period.used, period.occupied, period.grown):
             # A cancelled row may have stopped later than in the snapshot.
             after = None if row in table.cancelled else period.ended
-            self._end(row, table.occupied[row], after)
+            self._end(row, after)
 
     def fail(self, row: int, error: DecodingError) -> None:
         """Ends a request with an error; its result has what was written before."""
-        entry = self._table.occupied[row]
-        entry.error = error
-        self._end(row, entry)
+        self._table.occupied[row].error = error
+        self._end(row)
         # What made it fail must not be read in rounds of the others.
         self._table.rows.clear(row)
 
-    def _end(self, row: int, entry: Entry, after: Moment | None = None) -> None:
-        """Frees the row and collects its result."""
-        cancelled = row in self._table.cancelled
-        self._table.vacate(row)
-        try:
-            result = self.collect(row, entry, after, cancelled)
-        except Exception as raised:
-            error = self._table.faults.record(RESULT, raised)
-            result = failed(entry.request, entry.error or error)
-        self._table.shared.ended.append(result)
-
-    def collect(self, row: int, entry: Entry, after: Moment | None, cancelled: bool) -> Result:
-        """The result of a row that has ended by the moment `after`; None is now."""
-        table, request = self._table, entry.request
+    def _end(self, row: int, after: Moment | None = None) -> None:
+        """Collects the result of a row that has ended by the moment `after` (None: now), and frees it."""
+        table, entry = self._table, self._table.occupied[row]
+        request = entry.request
         if isinstance(table.rows, BeamRows):
-            record = self._read_group(table.rows, row, request, after)
-            table.counts.emitted += len(record.tokens)
+            written = self._read_group(table.rows, row, request, after)
+            table.counts.emitted += len(written["tokens"])
         else:
             begin, end = len(request.prompt), table.rows.scratch
             if after is not None:
                 end = max(begin, table.used[row])
-            record = self._read_text(row, begin, end, request.ranks, after)
-        finish = Finish.LENGTH
+            written = self._read_text(row, begin, end, request.ranks, after)
+        finish, tokens = Finish.LENGTH, written["tokens"]
         if entry.error is not None:
             finish = Finish.FAILED
-        elif cancelled:
+        elif row in table.cancelled:
             finish = Finish.CANCELLED
-        elif record.tokens and record.tokens[-1] in table.shared.ends:
+        elif tokens and tokens[-1] in table.shared.ends:
             finish = Finish.STOP
-        return Result(
+        result = Result(
             request=request,
-            tokens=tuple(record.tokens),
-            logprobs=tuple(record.logprobs),
-            sources=tuple(map(Source, record.sources)),
             finish=finish,
-            rounds=record.rounds,
-            drafted=record.drafted,
-            accepted=record.accepted,
             probe=() if entry.probe is None else tuple(entry.probe.tensor().tolist()),
-            ranked=record.ranked,
             error=entry.error,
             draft_error=entry.draft_error,
+            **written,
         )
+        table.vacate(row)
+        table.shared.ended.append(result)
 
     def partials(self, known: Mapping[Any, int]) -> list[Partial]:
         """What unfinished rows of one text had written in the last poll; `known` has the tokens to skip of
@@ -232,82 +216,59 @@ class Results:
             request, begin = entry.request, known.get(entry.request.tag, 0)
             start = len(request.prompt) + begin
             end = max(start, table.used[row])
-            record = self._read_text(row, start, end, request.ranks, self.polled)
+            written = self._read_text(row, start, end, request.ranks, self.polled)
             partials.append(
                 Partial(
                     request=request,
                     begin=begin,
-                    tokens=tuple(record.tokens),
-                    logprobs=tuple(record.logprobs),
-                    ranked=record.ranked,
+                    **{name: written[name] for name in ("tokens", "logprobs", "ranked")},
                 )
             )
         return partials
 
     def _read_group(
         self, rows: BeamRows, row: int, request: Request, after: Moment | None
-    ) -> RowRecord:
-        """Reads the best text of a group."""
+    ) -> dict[str, Any]:
+        """Reads the best text of a group: fields of its result."""
         assert request.beams is not None
-        packed = self._reader.read(lambda: packed_group(rows, row), after).tensor()
-        rounds, tokens, logprobs = best_text(packed, rows, len(request.prompt), request.beams)
-        return RowRecord(rounds, 0, 0, tokens, logprobs, [Source.PLAIN] * len(tokens))
+        group = self._reader.read_all(lambda: read_group(rows, row), after)
+        rounds, tokens, logprobs = best_text(group, len(request.prompt), request.beams)
+        return {
+            "tokens": tuple(tokens),
+            "logprobs": tuple(logprobs),
+            "sources": (Source.PLAIN,) * len(tokens),
+            "rounds": rounds,
+            "drafted": 0,
+            "accepted": 0,
+        }
 
     def _read_text(
         self, row: int, begin: int, end: int, ranks: int, after: Moment | None = None
-    ) -> RowRecord:
-        """Reads a row from slot `begin` on. Nothing is written to the slots below `end` after the moment
-        `after`; None waits for everything queued."""
+    ) -> dict[str, Any]:
+        """Reads a row from slot `begin` on: fields of its result. Nothing is written to the slots below `end`
+        after the moment `after`; None waits for everything queued."""
         rows, each, span = cast(Rows, self._table.rows), slice(row, row + 1), slice(begin, end)
 
-        def packed() -> Tensor:
-            """`[4 + (3 + 2 R) M]` int64: counts, then tokens, sources, bits of log-probabilities, and of R
-            ranked tokens at each."""
-            parts = [
-                rows.lengths[each],
-                rows.rounds[each],
-                rows.drafted[each],
-                rows.accepted[each],
-                rows.tokens[row, span],
-                rows.sources[row, span],
-                rows.logprobs[row, span].view(torch.int32),
-            ]
-            if ranks:
-                parts.append(rows.ranked[row, span, :ranks].flatten())
-                parts.append(rows.ranked_logprobs[row, span, :ranks].flatten().view(torch.int32))
-            return torch.cat(parts)
+        def parts() -> list[Tensor]:
+            counts = (rows.lengths, rows.rounds, rows.drafted, rows.accepted)
+            written = (rows.tokens, rows.sources, rows.logprobs)
+            best = (rows.ranked[row, span, :ranks], rows.ranked_logprobs[row, span, :ranks])
+            of_row = [*(x[each] for x in counts), *(x[row, span] for x in written)]
+            return [*of_row, *(x.flatten() for x in best)]
 
-        numbers = self._reader.read(packed, after).tensor()
-        length, rounds, drafted, accepted = numbers[:COUNTS].tolist()
-        room, count = end - begin, max(0, min(length, end) - begin)
-        sizes = [room] * 3 + [room * ranks] * 2
-        tokens, sources, _, best, _ = numbers[COUNTS:].split(sizes)
-        bits = numbers[COUNTS:].to(torch.int32).view(torch.float32)
-        _, _, logprobs, _, best_logprobs = bits.split(sizes)
-        ranked: Ranked = ()
-        if ranks:
-            ids, chances = (x.view(room, ranks)[:count].tolist() for x in (best, best_logprobs))
-            pairs = zip(ids, chances, strict=True)
-            ranked = tuple(tuple(zip(*pair, strict=True)) for pair in pairs)
-        return RowRecord(
-            rounds=rounds,
-            drafted=drafted,
-            accepted=accepted,
-            tokens=tokens[:count].tolist(),
-            logprobs=logprobs[:count].tolist(),
-            sources=sources[:count].tolist(),
-            ranked=ranked,
+        (length,), (rounds,), (drafted,), (accepted,), *written = self._reader.read_all(
+            parts, after
         )
-
-
-@dataclass(frozen=True)
-class RowRecord:
-    """What a row has written from some slot on, and its counts."""
-
-    rounds: int
-    drafted: int
-    accepted: int
-    tokens: list[int]
-    logprobs: list[float]
-    sources: list[int]
-    ranked: Ranked = ()  # the most likely tokens at each one, with their log-probabilities
+        tokens, sources, logprobs, ids, chances = written
+        count, best = max(0, min(length, end) - begin), list(zip(ids, chances, strict=True))
+        return {
+            "tokens": tuple(tokens[:count]),
+            "logprobs": tuple(logprobs[:count]),
+            "sources": tuple(map(Source, sources[:count])),
+            "rounds": rounds,
+            "drafted": drafted,
+            "accepted": accepted,
+            "ranked": tuple(
+                tuple(best[i * ranks : (i + 1) * ranks]) for i in range(count if ranks else 0)
+            ),
+        }

@@ -4,7 +4,7 @@ round fails.
 Every shape is a capture or a compilation, so each axis has few values, and the closed set of shapes is known
 before the first request (`ShapeSet`).
 
-Whether rounds run faster with one thread or with all of them is measured (`RoundThreads`). A round of few
+Whether rounds run faster with one thread or with all of them is measured (`fastest`). A round of few
 rows on a CPU consists of operators so small that waking a second thread costs more than it saves; one of many
 rows does not. Which of the two it is depends on model, batch and machine. Prompts and encoders are not
 limited: their operators are large. Knows tables, rounds and shapes; nothing of schedules, admission or
@@ -13,19 +13,19 @@ results.
 
 from __future__ import annotations
 
-import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial, reduce
+from itertools import product, starmap
 from operator import or_
 
 import torch
 from torch import Tensor
 
-from ..device import Device, at_most, can_set
+from ..device import Device, at_most
 from ..errors import DRAFT, ENGINE, OF_THE_DRAFTER, STAGE_AFTER, DecodingError
 from ..protocols import Processor
 from ..requests import Mode
@@ -33,10 +33,8 @@ from ..rounds.beams import BeamRows, beam_round
 from ..rounds.round import Parts, run_round
 from ..rows import Counters, Rows, selected
 from ..types import Prefix
-from .captures import Capture
+from .captures import Capture, Graphs
 from .table import Table
-
-log = logging.getLogger(__name__)
 
 Launch = Callable[[], int]
 """Runs a round; returns how many tokens were drafted."""
@@ -49,9 +47,8 @@ EAGER_REACHES = (64, 128, 256, 512, 1024, 2048, 4096)
 Whisper's positions."""
 
 SHORTEST_CAPTURED = 128
-"""The shortest reach of captured rounds; the others double it. Half of it would serve a window only until
-its 64th token, and would spare large-v3 10 MB of self-attention keys per row and round, beside 246 MB of
-cross-attention keys and 1.6 GB of weights."""
+"""The shortest reach of captured rounds; the others double it. Keys below it are 4 % of those that a row of
+large-v3 reads."""
 
 SECONDS = 0.4
 """Time after which no further pair of rounds is measured; nothing is measured where one round takes a
@@ -61,8 +58,7 @@ PAIRS = 8
 """Rounds measured with each number of threads, at most."""
 
 CLEAR = 1.4
-"""After two pairs nothing more is measured where one number takes so many times as long as the other. With
-all pairs it took 0.4 s of every start at batch 8, where one thread takes 1.8 times as long."""
+"""After two pairs nothing more is measured where one number takes so many times as long as the other."""
 
 GAIN = 0.95
 """One thread is chosen where its best round takes less than this share of the other's."""
@@ -82,9 +78,7 @@ class RoundRunner:
         self._capture = capture  # None: rounds are not captured
         self._groups = isinstance(table.rows, BeamRows)
         self._round = beam_round if self._groups else run_round
-        self._static, self._hpu = table.device.static_shapes, table.device.kind == "hpu"
-        self._graphs: dict[Shape, Launch] = {}
-        self._refused: set[Shape] = set()
+        self.graphs = Graphs[Shape, Launch]("rounds")
         self._stage = ENGINE  # of the round under way
         shared, drafter = table.shared, table.drafter if table.drafting else None
         self.parts = {
@@ -97,9 +91,10 @@ class RoundRunner:
 
     def run(self, gamma: int) -> bool:
         """Runs one round of the occupied rows, without drafts where the drafter has failed. After a fault
-        each row repeats it alone. Returns whether all rows ran together, with this gamma."""
+        each row repeats it alone; after one of the drafter the rows wait for the next round, without drafts.
+        Returns whether all rows ran together, with this gamma."""
         table, mode = self._table, self._table.mode
-        if self._static:
+        if table.device.static_shapes:
             mode = self._shapes.mode(mode)
         table.count_round(gamma)
         apart = self._apart(gamma)
@@ -109,8 +104,12 @@ class RoundRunner:
                 try:
                     width = self._launch(shape, drafter)()
                 except Exception as error:
-                    table.faults.handle(self._stage, error)
-                    self._run_alone(rows, shape, drafter)
+                    found = table.faults.handle(self._stage, error)
+                    if found.stage in OF_THE_DRAFTER:
+                        for row in rows:
+                            table.occupied[row].draft_error = found
+                    else:
+                        self._run_alone(rows, shape, drafter)
                 else:
                     self._count(width)
         return len(apart) == 1 and apart[0][2] == (gamma > 0 or table.needs.always)
@@ -137,46 +136,32 @@ class RoundRunner:
         for shape in self._shapes.common(wanted):
             self._launch(shape, drafter=True)()
 
-    @property
-    def captured(self) -> tuple[Shape, ...]:
-        """The shapes that have been captured so far."""
-        return tuple(self._graphs)
-
     def _launch(self, shape: Shape, drafter: bool) -> Launch:
         """The callable of a shape, captured where the device captures. A round that a drafter would observe
         and must not, as it has failed in these rows, runs operator by operator: it is rare."""
         self._stage = ENGINE  # a captured round has no stages
         unobserved = self._table.needs.always and not drafter
-        if self._capture is None or unobserved or not self._ready(shape):
-            return self._eager(shape, self.parts[drafter])
-        return self._graphs[shape]
+        launch: Launch | None = None
+        if self._capture is not None and not unobserved:
+            launch = self.graphs.get(shape, partial(self._captured, shape, self._capture))
+        return launch or self._eager(shape, self.parts[drafter])
 
-    def _ready(self, shape: Shape) -> bool:
-        """Whether the rounds of a shape are captured, on views of the first rows that belong to the graph.
-        A shape whose capture fails, for lack of memory, say, runs operator by operator from then on."""
-        if shape in self._graphs or shape in self._refused:
-            return shape in self._graphs
-        assert shape in self._shapes and self._capture is not None, f"{shape} is not in the set"
+    def _captured(self, shape: Shape, capture: Capture) -> Launch:
+        """Captures the rounds of a shape, on views of the first rows that belong to the graph."""
         table, parts, run = self._table, self.parts[True], self._round
         rows = selected(table.rows, slice(shape.rows), shape.mode, shape.reach)
 
         def round_() -> None:
             run(rows, parts, shape.gamma, table.counters)  # type: ignore[arg-type]
 
-        try:
-            with table.masked_to(()):  # capturing runs a few rounds
-                graph = self._capture(round_)
-        except RuntimeError as error:
-            self._refused.add(shape)
-            log.warning("rounds of %s are not captured, and slower: %s", shape, error)
-            return False
+        with table.masked_to(()):  # capturing runs a few rounds
+            graph = capture(round_)
 
         def replay() -> int:
             graph()
             return shape.gamma
 
-        self._graphs[shape] = replay
-        return True
+        return replay
 
     def _eager(self, shape: Shape, parts: Parts) -> Launch:
         rows, table = self._table.rows, self._table
@@ -194,33 +179,25 @@ class RoundRunner:
             self._table.watch.mark(stage)
 
     def _run_alone(self, rows: Sequence[int], shape: Shape, drafter: bool) -> None:
-        """Runs the round for each of `rows` alone, without drafts where drafting fails. Rows that fail
-        alone are failed."""
-        table = self._table
+        """Runs an uncaptured round for each of `rows` alone. Those that fail are failed, or go on without
+        drafts where the drafter has."""
+        table, parts = self._table, self.parts[drafter]
         for row in rows:
+            own = slice(row * table.texts, (row + 1) * table.texts)
+            processors = tuple(SingleRowProcessor(p, own) for p in parts.processors)
+            error: DecodingError | None = None
             with table.masked_to([row]):
-                error = self._try_row(row, shape, drafter)
-                if error is not None and error.stage in OF_THE_DRAFTER:
-                    table.occupied[row].draft_error = error
-                    error = self._try_row(row, replace(shape, gamma=0), drafter=False)
-            if error is not None:
+                try:
+                    self._count(self._eager(shape, replace(parts, processors=processors))())
+                except Exception as raised:
+                    error = table.faults.handle(self._stage, raised)
+            if error is not None and error.stage in OF_THE_DRAFTER:
+                table.occupied[row].draft_error = error
+            elif error is not None:
                 self._fail(row, error)
-
-    def _try_row(self, row: int, shape: Shape, drafter: bool) -> DecodingError | None:
-        """Runs an uncaptured round with only `row` active; returns the fault if it raises."""
-        rows, parts = self._table.rows, self.parts[drafter]
-        own = slice(row * rows.texts, (row + 1) * rows.texts)
-        processors = tuple(SingleRowProcessor(p, own) for p in parts.processors)
-        try:
-            self._count(self._eager(shape, replace(parts, processors=processors))())
-        except Exception as error:
-            return self._table.faults.handle(self._stage, error)
-        return None
 
     def _count(self, width: int) -> None:
         table, counts = self._table, self._table.counts
-        if self._hpu:
-            table.device.mark_step()
         counts.rounds += 1
         counts.widths += width
         counts.target_forwards += 1
@@ -253,12 +230,6 @@ class Shape:
     gamma: int
     mode: Mode
     reach: int
-
-    @property
-    def size(self) -> tuple[int, int, int, int]:
-        """An order in which the captures of larger memory come first when reversed."""
-        cost = sum((self.mode.sampling, self.mode.bounded, self.mode.penalised, self.mode.ranked))
-        return self.rows, self.gamma, cost, self.reach
 
 
 @dataclass(frozen=True)
@@ -299,16 +270,10 @@ class ShapeSet:
             batches, reaches = powers(2, 1, batch), powers(2, SHORTEST_CAPTURED, slots)
         elif device.kind == "hpu":
             batches, reaches = powers(4, 1, batch), (slots,)
-        return cls(batches, tuple(gammas), closed(modes), reaches)
-
-    def __contains__(self, shape: Shape) -> bool:
-        return (
-            shape.rows in self.batches
-            # Rows whose drafter has failed run plain rounds, whatever the schedule.
-            and shape.gamma in (0, *self.gammas)
-            and shape.mode in self.modes
-            and shape.reach in self.reaches
-        )
+        # Requests of different modes share a round: one mode that covers everything is enough.
+        together = reduce(or_, modes, Mode())
+        closed = tuple(modes) if together in modes else (*modes, together)
+        return cls(batches, tuple(gammas), closed, reaches)
 
     def covers(self, need: Mode) -> bool:
         """Whether a request that needs this mode can be decoded in a captured round."""
@@ -325,7 +290,7 @@ class ShapeSet:
     def pick(self, rows: int, gamma: int, mode: Mode, longest: int) -> Shape:
         """The smallest shape that holds the first `rows` rows of at most `longest` tokens."""
         return Shape(
-            rows=self.batches[bisect_left(self.batches, rows)],
+            rows=self.batch_for(rows),
             gamma=gamma,
             mode=mode,
             reach=self.reaches[bisect_left(self.reaches, longest)],
@@ -334,21 +299,9 @@ class ShapeSet:
     def common(self, modes: Sequence[Mode]) -> Iterator[Shape]:
         """The shapes of these modes and the schedule's gammas, largest first: graphs of one memory pool
         reuse each other's blocks, and a smaller graph fits into those of a larger one."""
-        made = [
-            Shape(rows, gamma, mode, reach)
-            for rows in self.batches
-            for gamma in self.gammas
-            for mode in modes
-            for reach in self.reaches
-        ]
-        return iter(sorted(made, key=lambda shape: shape.size, reverse=True))
-
-
-def closed(modes: Sequence[Mode]) -> tuple[Mode, ...]:
-    """`modes`, followed by all of them together where none covers that. Requests of different modes share
-    a round; one mode that covers everything is enough for whichever meet."""
-    together = reduce(or_, modes, Mode())
-    return tuple(modes) if together in modes else (*modes, together)
+        dear = sorted(modes, key=lambda mode: sum(astuple(mode)), reverse=True)
+        axes = (self.batches[::-1], sorted(self.gammas, reverse=True), dear, self.reaches[::-1])
+        return starmap(Shape, product(*axes))
 
 
 def powers(factor: int, first: int, last: int) -> tuple[int, ...]:
@@ -360,37 +313,28 @@ def powers(factor: int, first: int, last: int) -> tuple[int, ...]:
     return (*found, last)
 
 
-@dataclass
-class RoundThreads:
-    """The number of threads for the rounds of one engine: all, until `choose` finds one to be faster."""
-
-    limit: int | None = None  # None: all threads
-    seconds: dict[int, float] = field(default_factory=dict)
-    """Of the best round by number of threads; empty: not measured."""
-
-    def choose(
-        self, run: Callable[[], object], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """Measures `run`, which runs a round, with one thread and with all threads in turn."""
-        every = torch.get_num_threads()
-        if every == 1 or not can_set():
-            return
-        began = clock()
-        run()  # the first one allocates memory and starts threads
-        if clock() - began > SECONDS / 3:
-            return
-        best = {every: float("inf"), 1: float("inf")}
-        for pair in range(PAIRS):
-            for count in best:
-                with at_most(count):
-                    start = clock()
-                    run()
-                    best[count] = min(best[count], clock() - start)
-            low, high = sorted(best.values())
-            if clock() - began > SECONDS or (pair and high > CLEAR * low):
-                break
-        self.seconds = best
-        self.limit = 1 if best[1] < GAIN * best[every] else None
+def fastest(
+    run: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> int | None:
+    """1 where `run`, which runs a round, is faster with one thread than with all threads, in turns; else
+    None."""
+    if (every := torch.get_num_threads()) == 1:
+        return None
+    began = clock()
+    run()  # the first one allocates memory and starts threads
+    if clock() - began > SECONDS / 3:
+        return None
+    best = {every: float("inf"), 1: float("inf")}
+    for pair in range(PAIRS):
+        for count in best:
+            with at_most(count):
+                start = clock()
+                run()
+                best[count] = min(best[count], clock() - start)
+        low, high = sorted(best.values())
+        if clock() - began > SECONDS or (pair and high > CLEAR * low):
+            break
+    return 1 if best[1] < GAIN * best[every] else None
 
 
 def measured_round(parts: Parts, gamma: int, *, batch: int, slots: int) -> Callable[[], object]:
@@ -404,7 +348,7 @@ def measured_round(parts: Parts, gamma: int, *, batch: int, slots: int) -> Calla
     counters = Counters.zeros(max(gamma, 1), device)
 
     def stage_ended(stage: str) -> None:
-        if stage == "rule":  # what is observed next is not text that anybody wrote
+        if stage == "score":  # what is observed next is not text that anybody wrote
             rows.active.fill_(False)
 
     def run() -> None:

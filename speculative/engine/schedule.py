@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import SpeculativeError
 from ..protocols import Drafter, Poll, Schedule
+from ..requests import check_whole
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,7 @@ class Fixed:
     gamma: int
 
     def __post_init__(self) -> None:
-        if self.gamma < 0:
-            raise SpeculativeError(f"gamma is {self.gamma}; it must be 0 or more")
+        check_whole("gamma", self.gamma, 0)
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -42,8 +41,8 @@ def schedule_for(gamma: int | None, drafter: Drafter | None) -> Schedule:
 
 
 BUCKETS = (0, 1, 2, 4, 6, 8, 12)
-"""Gammas to choose from: 0 is plain decoding, 1 pays longest as batches grow (tiny.en at batch 8: 1.10, where
-4 gives 0.87 of plain decoding), and beyond 12 published pairs rarely gain."""
+"""Gammas to choose from: 0 is plain decoding, 1 pays longest as batches grow, and beyond 12 published pairs
+rarely gain."""
 
 PROBE_EVERY = 100
 """Rounds until the other choice is tried again: one probe in 100 rounds costs about 1 %."""
@@ -53,8 +52,7 @@ BACKOFF = 2
 
 CHEAP, SHARE = 0.1, 0.0075
 """Drafts that have to read prompts first are tried at once where that takes less than `CHEAP` of a request's
-plain rounds, else when it takes at most `SHARE` of the time spent so far. Tried at once whatever it cost,
-tiny.en for base, with an encoder of its own, took auto to 0.89 of plain decoding (12 s, batch 8)."""
+plain rounds, else when it takes at most `SHARE` of the time spent so far."""
 
 DECAY = 0.95
 """Weight of earlier observations at each poll: about 20 polls are remembered."""
@@ -63,8 +61,8 @@ MIN_TRIALS = 8.0
 """Judged drafts below which nothing is forgotten: one lucky probe is no reason to draft."""
 
 ENOUGH = 8
-"""Drafts judged before the shortest length is given up for the first time. After three, which is what the
-rounds of `FIRST` judge at batch 1, tiny.en in bfloat16 decoded plainly, where its draft saves 13 %."""
+"""Drafts judged before the shortest length is given up for the first time: the rounds of `FIRST` judge three
+at batch 1, which may be unlucky."""
 
 PRIOR_ACCEPTED, PRIOR_TRIALS = 0.5, 1.0
 """One assumed trial, half accepted, which keeps the acceptance off 0 and 1."""
@@ -98,8 +96,8 @@ class Costs:
     that of its fastest round at first; where drafts end `early` their mean, as they have different widths.
     """
 
-    def __init__(self, buckets: Sequence[int], first: int, early: bool) -> None:
-        self.first, self.early = first, early
+    def __init__(self, buckets: Sequence[int], early: bool) -> None:
+        self.early = early
         self.seconds = dict.fromkeys(buckets, float("inf"))
         self.rounds = dict.fromkeys(buckets, 0)
         self.last = buckets[0]
@@ -113,15 +111,15 @@ class Costs:
         if self.early and gamma:
             # A round of long drafts is no sign of a slow machine: it is compared with one as wide.
             known = mean + max(SAME_WEIGHT, rounds / (measured + rounds)) * (width - mean)
-            if measured >= self.first and mean:
+            if measured >= FIRST and mean:
                 plain = min(self.seconds[0], old)
                 typical = plain + (old - plain) * width / mean
                 old = plain + (old - plain) * known / mean
             self._widths[gamma] = known
-        if measured >= self.first and gamma == self.last:
+        if measured >= FIRST and gamma == self.last:
             scale = (1 - SAME_WEIGHT) + SAME_WEIGHT * each / typical
             self.seconds = {g: cost * scale for g, cost in (self.seconds | {gamma: old}).items()}
-        elif measured >= self.first:
+        elif measured >= FIRST:
             self.seconds[gamma] = old * ((1 - CHANGED_WEIGHT) + CHANGED_WEIGHT * each / typical)
         elif self.early and gamma and measured:
             self.seconds[gamma] = (measured * old + rounds * each) / (measured + rounds)
@@ -148,7 +146,8 @@ class Work:
     _expected_tokens: float = 0.0
 
     def expect(self, requests: int, reading_s: float, tokens: float, spent_s: float) -> None:
-        """See `Goodput.expect`."""
+        """What it will take to read the prompts of so many further requests, and how many tokens they will
+        write; and what was spent on them beside rounds."""
         self._expected += requests
         self._expected_read_s += (reading_s - requests * self._expected_read_s) / self._expected
         self._expected_tokens += (tokens - requests * self._expected_tokens) / self._expected
@@ -194,7 +193,6 @@ class Acceptance:
     by the number of tokens that rounds of each bucket wrote.
     """
 
-    decay: float
     early: bool
     judged: int = 0  # drafts of all rounds
     _accepted: float = 0.0
@@ -216,7 +214,7 @@ class Acceptance:
     def learn(self, poll: Poll, measured: int) -> None:
         """Learns from rounds, the last ones of `measured` of their bucket."""
         if self._trials > MIN_TRIALS:
-            self._trials, self._accepted = self.decay * self._trials, self.decay * self._accepted
+            self._trials, self._accepted = DECAY * self._trials, DECAY * self._accepted
         self.judged += poll.judged
         self._trials += poll.judged
         self._accepted += poll.accepted
@@ -225,7 +223,7 @@ class Acceptance:
             seen = (1 + poll.accepted / max(1, poll.row_rounds)) / formula
             known = self.tokens(poll.gamma) / formula
             # The mean at first: the formula's own estimate would take fifty rounds to fade.
-            weight = max(1 - self.decay, poll.rounds / measured)
+            weight = max(1 - DECAY, poll.rounds / measured)
             self._share[poll.gamma] = (1 - weight) * known + weight * seen
 
 
@@ -234,7 +232,7 @@ class Goodput:
     `acceptance`.
 
     Where drafting loses, gamma 0 wins. Single rounds probe the other choice (drafts while nothing is drafted,
-    none while something is): after `probe_every` rounds, then after twice as many each time that the probe
+    none while something is): after `PROBE_EVERY` rounds, then after twice as many each time that the probe
     changes nothing.
 
     Before it drafts for a request a drafter reads its prompt, with an encoder of its own also the audio. This
@@ -246,31 +244,13 @@ class Goodput:
     ones and say nothing about drafts.
     """
 
-    def __init__(
-        self,
-        buckets: Sequence[int] = BUCKETS,
-        *,
-        probe_every: int = PROBE_EVERY,
-        decay: float = DECAY,
-        first: int = FIRST,
-        early: bool = False,
-    ) -> None:
-        if len(buckets) < 2 or 0 not in buckets:
-            raise SpeculativeError(
-                f"buckets {tuple(buckets)} need 0, which is plain decoding, and another"
-            )
+    def __init__(self, buckets: Sequence[int] = BUCKETS, *, early: bool = False) -> None:
         self.buckets = tuple(sorted(buckets))
-        self.early, self.probe_every = early, probe_every
-        self.costs = Costs(self.buckets, first, early)
-        self.work = Work()
-        self.acceptance = Acceptance(decay, early)
+        self.early = early
+        self.costs, self.work = Costs(self.buckets, early), Work()
+        self.acceptance = Acceptance(early)
         self.rounds = 0
-        self._pause = self.next_probe = probe_every
-
-    def expect(self, requests: int, reading_s: float, tokens: float, spent_s: float) -> None:
-        """Says what it will take to read the prompts of so many further requests, and how many tokens they
-        will write; and what was spent on them beside rounds."""
-        self.work.expect(requests, reading_s, tokens, spent_s)
+        self._pause = self.next_probe = PROBE_EVERY
 
     @property
     def decision(self) -> str:
@@ -290,7 +270,7 @@ class Goodput:
             # A longer draft costs at least as much as a shorter one: it is not tried if it could not pay
             # even at that cost. The two shortest are always tried, to measure costs and acceptance.
             few = gamma == self.buckets[1] and self.acceptance.judged < ENOUGH
-            if few or costs.rounds[gamma] < costs.first:
+            if few or costs.rounds[gamma] < FIRST:
                 bound = self._rate(gamma, costs.seconds[shorter])
                 if gamma <= self.buckets[1] or bound > self._goodput(best):
                     return gamma if affordable else best
@@ -335,11 +315,11 @@ class Goodput:
         self.costs.learn(poll)
         self.acceptance.learn(poll, self.costs.rounds[gamma])
         if bool(self.best()) != bool(before):
-            self._wait(self.probe_every)
+            self._wait(PROBE_EVERY)
         elif probed and self._promising(poll):
             self._pause, self.next_probe = 1, self.rounds + 1  # its prompts have been read
         elif probed:
-            self._wait(max(BACKOFF * self._pause, self.probe_every))
+            self._wait(max(BACKOFF * self._pause, PROBE_EVERY))
 
     def _promising(self, poll: Poll) -> bool:
         """Whether a probe alone, without earlier observations, suggests a change."""

@@ -8,24 +8,21 @@ have in common is `Shared`. Knows how memory is allocated; nothing of scheduling
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TypeVar
+from functools import cached_property
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 
 from ..device import Device, HostCopy, Stopwatch, upload
-from ..errors import OF_THE_DRAFTER, DecodingError, RequestError, SpeculativeError, fault
+from ..errors import OF_THE_DRAFTER, DecodingError, SpeculativeError, fault
 from ..protocols import Drafter, Model, Needs, Processor
 from ..requests import Finish, Mode, Request, Result, check_whole
 from ..rounds.beams import BeamRows
 from ..rows import Counters, Rows, RowState
-
-T = TypeVar("T")
 
 ALIGNMENT = 8
 """Slots, and so the reaches of captured rounds, are multiples of it: fused attention kernels read masks in
@@ -56,33 +53,6 @@ class FaultLog:
         found = self.record(stage, error)
         self.device.synchronize()
         return found
-
-    def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
-        """Calls `action`; returns the fault if it raises. Raises what the device raises, if it has
-        failed."""
-        try:
-            action()
-        except Exception as error:
-            return self.handle(stage, error)
-        return None
-
-    def isolate(
-        self,
-        items: Sequence[T],
-        together: Callable[[Sequence[T]], object],
-        stage: str,
-        alone: Callable[[T], object] | None = None,
-    ) -> Iterator[tuple[T, DecodingError]]:
-        """Calls `together` with all items and, if it raises, `alone` with each one (by default `together`,
-        where there are more than one). Yields those that fail alone, with the fault."""
-        error = self.attempt(partial(together, items), stage)
-        for item in items if error is not None else ():
-            if alone is not None:
-                error = self.attempt(partial(alone, item), stage)
-            elif len(items) > 1:
-                error = self.attempt(partial(together, [item]), stage)
-            if error is not None:
-                yield item, error
 
 
 class Shared:
@@ -161,25 +131,30 @@ class Table:
         batch: int,
         max_gamma: int,
         ranks: int,
-        max_tokens: int | None,
     ) -> Table:
-        """Allocates rows of one text each; `max_tokens` None: as many of a row as the target has positions.
-        Raises `ValueError` for a drafter that does not fit, and `RequestError` for impossible sizes."""
+        """Allocates rows of one text each. Raises `ValueError` for a drafter that does not fit target,
+        schedule or device, and `RequestError` for an impossible batch."""
         device, needs = shared.device, Needs() if drafter is None else drafter.needs
-        check_drafter(drafter, needs, target, max_gamma, device)
+        if drafter is None and max_gamma:
+            raise ValueError(f"gamma is {max_gamma}, but there is no drafter; use gamma 0")
+        if needs.vocab not in (None, target.vocab_size):
+            raise ValueError(
+                f"the draft has {needs.vocab} tokens, the target {target.vocab_size}: "
+                "a draft must use the target's vocabulary"
+            )
+        if needs.ends_early and device.static_shapes:
+            raise ValueError(
+                "a drafter that ends its drafts early has no static shape, which "
+                f"{device.kind} needs; use confidence 0"
+            )
         check_whole("batch", batch, 1)
-        tokens = target.max_positions
-        if max_tokens is not None:
-            check_whole("max_tokens", max_tokens, 1)
-            tokens = min(max_tokens, tokens)
-        check_whole("ranks", ranks, 0, target.vocab_size)
         # A round writes drafts up to max_gamma slots after the last token that a row can hold.
-        slots = tokens + max_gamma + 1
+        slots = target.max_positions + max_gamma + 1
         if device.static_shapes:
             slots = -(-slots // ALIGNMENT) * ALIGNMENT
         with device.guard():
             rows = Rows.empty(batch, slots, device.torch, ranks)
-            made = cls(shared, target, rows, most=tokens, max_gamma=max_gamma)
+            made = cls(shared, target, rows, most=target.max_positions, max_gamma=max_gamma)
             made.drafter, made.needs = drafter, needs
             target.tap(needs.taps if max_gamma else ())
             target.allocate(batch, slots)
@@ -191,9 +166,7 @@ class Table:
     @classmethod
     def of_groups(cls, shared: Shared, target: Model, *, batch: int, size: int) -> Table:
         """Allocates rows of `size` beams each, whose texts have half of the target's positions at most, as
-        openai/whisper's. Raises `RequestError` for a target that has no beams."""
-        if not hasattr(target, "score_paths"):
-            raise RequestError(f"{type(target).__name__} has no beams: it lacks score_paths")
+        openai/whisper's."""
         device, most = shared.device, target.max_positions
         with device.guard():
             rows = BeamRows.empty(batch, size, most, most // 2, device.torch)
@@ -205,6 +178,11 @@ class Table:
     def drafting(self) -> bool:
         """Whether any round may draft."""
         return self.drafter is not None and self.max_gamma > 0
+
+    @property
+    def takes_guesses(self) -> bool:
+        """Whether requests may have a guess: a drafter that reads the target's states of prompts has none."""
+        return not (self.drafting and self.needs.prompt)
 
     def free(self) -> list[int]:
         """Rows without a request."""
@@ -232,14 +210,10 @@ class Table:
         self.occupied = dict(sorted(occupied.items()))
         self.mode = Mode.of(entry.request for entry in self.occupied.values())
 
-    def stop(self, rows: Collection[int], *, silently: bool = False) -> None:
-        """Stops decoding these rows, which are freed in the next step; at once and without results if
-        `silently`."""
-        for row in rows:
-            self.cancelled.add(row)
-            self.rows.active[row] = False
-            if silently:
-                self.vacate(row)
+    def stop(self, row: int) -> None:
+        """Stops decoding a row, which is freed in the next step."""
+        self.cancelled.add(row)
+        self.rows.active[row] = False
 
     def fail_all(self, error: SpeculativeError) -> None:
         """Frees all rows; their requests get a failed result without tokens."""
@@ -290,26 +264,6 @@ class Table:
             yield
         finally:
             active |= resting
-
-
-def check_drafter(
-    drafter: Drafter | None, needs: Needs, target: Model, gamma: int, device: Device
-) -> None:
-    """Raises `ValueError` for a drafter that does not fit the target, the schedule or the device."""
-    if drafter is None:
-        if gamma:
-            raise ValueError(f"gamma is {gamma}, but there is no drafter; use gamma 0")
-        return
-    if needs.vocab not in (None, target.vocab_size):
-        raise ValueError(
-            f"the draft has {needs.vocab} tokens, the target {target.vocab_size}: "
-            "a draft must use the target's vocabulary"
-        )
-    if needs.ends_early and device.static_shapes:
-        raise ValueError(
-            "a drafter that ends its drafts early has no static shape, which "
-            f"{device.kind} needs; use confidence 0"
-        )
 
 
 def failed(request: Request, error: SpeculativeError) -> Result:

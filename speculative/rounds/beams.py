@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..protocols import AllowingProcessor, BeamModel, Processor
-from ..requests import MOST_PATIENCE, Beams, Mode, Request
+from ..requests import MOST_PATIENCE, Beams, Request
 from ..rows import Counters, RowState
 from ..types import Paths, Prefix
 from .choice import Allowed, masked
@@ -40,27 +40,19 @@ NEVER = float("-inf")
 
 @dataclass
 class BeamRows(RowState):
-    """Rows of K texts each, which share a prompt. Slots from S on, and texts from F on, are for writes that
-    do not count."""
+    """Rows of K texts each, which share a prompt and a length. The first slots hold the prompts, in order.
+    The slot S and the text F are for writes that do not count."""
 
-    tokens: Tensor  # [B, S + 1] int64, the token in each slot: prompts in the first ones, in order
     parents: Tensor  # [B, S + 1] int64, the slot of the token before it
     logprobs: Tensor  # [B, S + 1] float32
     paths: Tensor  # [B, K, T] int64, the slots of each beam's text
     sums: Tensor  # [B, K] float32, of log-probabilities, descending; -inf: a beam that there is not
-    lengths: Tensor  # [B] int64, prompt and text, the same for all beams of a row
-    begin: Tensor  # [B] int64, prompt length
-    limits: Tensor  # [B] int64
-    active: Tensor  # [B] bool
-    rounds: Tensor  # [B] int64
     wanted: Tensor  # [B] int64, texts that have ended, with which the search ends
     ended: Tensor  # [B] int64, how many there are
     ended_at: Tensor  # [B, F + 1] int64, the slot of the last token before their end
     ended_tokens: Tensor  # [B, F + 1] int64, which end of text
     ended_sums: Tensor  # [B, F + 1] float32
     ended_logprobs: Tensor  # [B, F + 1] float32, of the end of text alone
-    reach: int
-    mode: Mode
 
     computed = frozenset("parents logprobs ended_at ended_tokens ended_sums ended_logprobs".split())
 
@@ -72,24 +64,17 @@ class BeamRows(RowState):
         slots, texts = positions + size * longest, size * MOST_PATIENCE
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
         return BeamRows(
-            tokens=zeros(batch, slots + 1),
+            **RowState.common(batch, slots, device),
             parents=zeros(batch, slots + 1),
             logprobs=zeros(batch, slots + 1, dtype=torch.float32),
             paths=zeros(batch, size, positions + 1),
             sums=zeros(batch, size, dtype=torch.float32),
-            lengths=zeros(batch) + 1,
-            begin=zeros(batch) + 1,
-            limits=zeros(batch) + 1,
-            active=zeros(batch, dtype=torch.bool),
-            rounds=zeros(batch),
             wanted=zeros(batch),
             ended=zeros(batch),
             ended_at=zeros(batch, texts + 1),
             ended_tokens=zeros(batch, texts + 1),
             ended_sums=zeros(batch, texts + 1, dtype=torch.float32),
             ended_logprobs=zeros(batch, texts + 1, dtype=torch.float32),
-            reach=slots,
-            mode=Mode(),
         )
 
     @property
@@ -230,34 +215,23 @@ def _best_allowed(logits: Tensor, allowed: Allowed, width: int) -> tuple[Tensor,
     return torch.cat([tokens, others + split], 2).gather(2, found), chances
 
 
-def packed_group(rows: BeamRows, row: int) -> Tensor:
-    """What `best_text` reads of a row, as one tensor of int64; bits of the numbers that are none."""
+def read_group(rows: BeamRows, row: int) -> list[Tensor]:
+    """What `best_text` needs of a row."""
     each = slice(row, row + 1)
     last = rows.paths[row].gather(1, (rows.lengths[each] - 1).expand(rows.texts, 1))
-    whole = [rows.ended[each], rows.rounds[each], last[:, 0]]
-    whole += [values[row] for values in (rows.tokens, rows.parents, rows.ended_at)]
-    whole.append(rows.ended_tokens[row])
-    parts = (rows.sums, rows.logprobs, rows.ended_sums, rows.ended_logprobs)
-    return torch.cat([*whole, *(values[row].view(torch.int32) for values in parts)])
+    parts = [rows.tokens, rows.parents, rows.logprobs, rows.sums]
+    parts += [rows.ended_at, rows.ended_tokens, rows.ended_sums, rows.ended_logprobs]
+    return [rows.ended[each], rows.rounds[each], last[:, 0], *(values[row] for values in parts)]
 
 
 def best_text(
-    packed: Tensor, rows: BeamRows, begin: int, beams: Beams
+    group: Sequence[list[Any]], begin: int, beams: Beams
 ) -> tuple[int, list[int], list[float]]:
-    """The rounds of a group, and its best text with log-probabilities, from what `packed_group` has read:
-    of the texts that have ended and, where they are fewer than beams, of the most probable ones that have not
+    """The rounds of a group, and its best text with log-probabilities, from the numbers of `read_group`: of
+    the texts that have ended and, where they are fewer than beams, of the most probable ones that have not
     (openai/whisper, `BeamSearchDecoder.finalize` and `MaximumLikelihoodRanker`)."""
-    slots, texts = rows.tokens.shape[1], rows.ended_at.shape[1]
-    whole = packed[: 2 + rows.texts + 2 * slots + 2 * texts].split(
-        [1, 1, rows.texts, slots, slots, texts, texts]
-    )
-    (count,), (rounds,), last, tokens, parents, ended_at, ended_tokens = (
-        values.tolist() for values in whole
-    )
-    bits = packed[2 + rows.texts + 2 * slots + 2 * texts :].to(torch.int32).view(torch.float32)
-    sums, logprobs, ended_sums, ended_logprobs = (
-        values.tolist() for values in bits.split([rows.texts, slots, texts, texts])
-    )
+    (count,), (rounds,), last, tokens, parents, logprobs, sums, *ended = group
+    ended_at, ended_tokens, ended_sums, ended_logprobs = ended
     ends = [
         (ended_sums[i], ended_at[i], [ended_tokens[i]], [ended_logprobs[i]]) for i in range(count)
     ]

@@ -87,8 +87,7 @@ def argmax(values: Tensor) -> Tensor:
     if size % CHUNK == 0:
         return index
     rest, after = values[..., size // CHUNK * CHUNK :].max(-1)
-    later = (rest > best) | (rest.isnan() & ~best.isnan())  # the first NaN, as torch's argmax
-    return torch.where(later, size // CHUNK * CHUNK + after, index)
+    return torch.where(rest > best, size // CHUNK * CHUNK + after, index)
 
 
 def masked(logits: Tensor, allowed: Allowed) -> Tensor:

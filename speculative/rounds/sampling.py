@@ -35,9 +35,8 @@ DIGITS = (11, 11, 10)
 
 _LAST = 0x7FFFFFFF
 _LOW = 0xFFFFFFFF
-_WEYL = (
-    -0x61C88647
-)  # 2^32 divided by the golden ratio, as int32: neighbouring ids differ in many bits
+_WEYL = -0x61C88647
+"""2^32 divided by the golden ratio, as int32: neighbouring ids differ in many bits."""
 
 
 def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
@@ -63,21 +62,21 @@ def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
         return values[:, None, None]
 
     present = counts(torch.zeros_like(prefix.begin)[:, None]) > 0
-    factor = torch.where(present, each(rows.sampling.repetition), 1.0)
+    factor = torch.where(present, each(rows.repetition), 1.0)
     logits = torch.where(logits < 0, logits * factor, logits / factor)
     text = counts(prefix.begin[:, None])
-    return logits - each(rows.sampling.presence) * (text > 0) - each(rows.sampling.frequency) * text
+    return logits - each(rows.presence) * (text > 0) - each(rows.frequency) * text
 
 
 def perturbed(rows: Rows, logits: Tensor, slots: Tensor) -> Tensor:
     """Processed `logits [B, N, V]` with the noise of the tokens to be drawn at `slots [B, N]`: the largest is
     the one that is drawn. At temperature 0 they are what they were. What the bounds exclude is at -inf."""
-    temperature, vocab = rows.sampling.temperature[:, None, None], logits.shape[-1]
+    temperature, vocab = rows.temperature[:, None, None], logits.shape[-1]
     if rows.mode.bounded:
         out = bound(rows, logits / temperature.clamp_min(1e-6)) == float("-inf")
         logits = logits.masked_fill(out & (temperature > 0), float("-inf"))
     flat = logits.reshape(-1, vocab)  # [R, V], R = B N
-    keys = _keys(rows.sampling.seed[:, None], slots).flatten()
+    keys = _keys(rows.seed[:, None], slots).flatten()
     hot = -temperature[:, 0].expand_as(slots).reshape(-1, 1)
     ids = torch.arange(vocab, dtype=torch.int32, device=logits.device) * _WEYL
     size = _together(flat)
@@ -134,8 +133,8 @@ def bound(rows: Rows, logits: Tensor) -> Tensor:
     def each(values: Tensor) -> Tensor:
         return values.repeat_interleave(nodes, output_size=len(flat))[:, None]
 
-    most = torch.where(rows.sampling.top_k > 0, rows.sampling.top_k, vocab).clamp_max(vocab)
-    top_k, top_p, min_p = each(most), each(rows.sampling.top_p), each(rows.sampling.min_p)
+    most = torch.where(rows.top_k > 0, rows.top_k, vocab).clamp_max(vocab)
+    top_k, top_p, min_p = each(most), each(rows.top_p), each(rows.min_p)
     size = _together(flat)
     parts = [
         _bound(flat[i : i + size], top_k[i : i + size], top_p[i : i + size], min_p[i : i + size])
@@ -159,16 +158,11 @@ def top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ones = torch.ones_like(logits[:1]).expand_as(logits)
     by_k = _floats(_search(ranks, ones, top_k.to(logits.dtype)))
     # Summed in float64: a bin may hold many thousand small numbers.
-    mass, whole = _mass(logits, by_k)
-    by_p = _floats(_search(ranks, mass, top_p.double() * whole))
+    mass = logits.softmax(-1)
+    whole = (mass * (logits >= by_k)).sum(-1, keepdim=True)
+    by_p = _floats(_search(ranks, mass.double(), top_p.double() * whole))
     # A top-p of 1 cuts nothing, although the running sum may reach 1 early by rounding.
     return torch.maximum(by_k, by_p.masked_fill(top_p >= 1, float("-inf")))
-
-
-def _mass(logits: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """The probabilities `[R, V]`, and the sum `[R, 1]` of those of logits from `least [R, 1]` on."""
-    mass = logits.softmax(-1)
-    return mass.double(), (mass * (logits >= least)).sum(-1, keepdim=True)
 
 
 def _search(ranks: Tensor, weights: Tensor, target: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ def test_simulated_rounds_are_those_of_the_engine(
     pair, rows = Pair(transcriber.whisper), LabelStore(labels).rows()
     listed = DraftTokens.beside(made, 51864)
     traces = traces_of(pair, pair.open(made), rows)
-    whole = DraftTokens(tuple(range(51864)), (0,) * 51864, 51864, 0, "all")
+    whole = DraftTokens(tuple(range(51864)), 51864, "all")
     assert listed is not None
     run = run_rows(pair, made, rows, 4, 2, whole)
     assert run.stats.mean_acceptance_length == pytest.approx(tokens_per_round(traces, 4), rel=0.05)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forescribe.speculative import device
-from forescribe.speculative.device import at_most, can_set, keep_to_one_core, set_thread_count
+from forescribe.speculative.device import at_most, keep_to_one_core
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,6 @@ def in_thread(action) -> None:
 
 
 def test_a_block_uses_fewer_threads_and_leaves_the_number_as_it_was() -> None:
-    assert can_set()
     with at_most(1):
         assert torch.get_num_threads() == mkl_threads() == 1
         in_thread(lambda: check(3))
@@ -74,21 +73,7 @@ def test_a_thread_that_keeps_to_one_core_changes_no_other() -> None:
     in_thread(lambda: check(3))
 
 
-def test_blocks_can_be_within_a_thread_of_its_own_number() -> None:
-    def two() -> None:
-        set_thread_count(2)
-        with at_most(1):
-            check(1)
-        check(2)
-
-    in_thread(two)
-    check(3)
-
-
 def test_without_the_functions_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_library", lambda: None)
-    assert not can_set()
     with at_most(1):
         assert torch.get_num_threads() == 3
-    with pytest.raises(RuntimeError, match="no number of threads"):
-        set_thread_count(1)

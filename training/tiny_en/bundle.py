@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from forescribe.asr.model.presets import locate
-from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, bitmap
+from forescribe.speculative.drafters.model_drafter import TOKENS_FILE
 from forescribe.speculative.models.quantized import BORROWED, stored_int8
 from training.paths import BUNDLED
 
@@ -54,12 +54,7 @@ def write(source: Path, out: Path, *, target: Path | None = None) -> None:
     else:
         shutil.copyfile(target / TOKENIZER, scratch / TOKENIZER)
         if (source / TOKENS_FILE).is_file():
-            listed = json.loads((source / TOKENS_FILE).read_text("utf-8"))
-            listed = {name: listed[name] for name in ("vocab_size", "source")} | {
-                "ids": bitmap(listed["ids"])
-            }
-            text = json.dumps(listed, separators=(",", ":"))
-            (scratch / TOKENS_FILE).write_text(text + "\n", "utf-8")
+            shutil.copyfile(source / TOKENS_FILE, scratch / TOKENS_FILE)
     if (out / LICENSE).is_file():
         shutil.copyfile(out / LICENSE, scratch / LICENSE)
     shutil.rmtree(out, ignore_errors=True)

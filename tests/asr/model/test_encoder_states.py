@@ -121,7 +121,7 @@ def test_a_draft_hears_a_window_to_its_end_and_little_of_the_silence_behind(whis
 def test_what_a_draft_will_cost_is_known_before_it_hears_anything(whisper) -> None:
     one = Transcriber(whisper, batch=2, gamma=None, detector=EnergyDetector())
     schedule, told = one.engine.schedule, []
-    schedule.expect = lambda *numbers: told.append((numbers, schedule.acceptance.judged))
+    schedule.work.expect = lambda *numbers: told.append((numbers, schedule.acceptance.judged))
     (outcome,) = one.transcribe([(sound(20), 16_000)], Options(language="de"))
     assert outcome.transcript is not None
     (requests, reading_s, tokens, spent_s), judged = told[0]

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Sampling
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Prefix
 from tests.speculative.engine.test_engine import Planned
 
 
@@ -58,38 +57,13 @@ def test_the_head_runs_on_one_node_for_each_draft() -> None:
 
 
 def test_a_draft_leaves_the_committed_tokens_as_they_are() -> None:
-    def same(logits: Tensor, prefix: Prefix) -> Tensor:
-        return logits
-
-    for processors in ((), (same,)):
-        engine = Engine(
-            TinyModel(),
-            ModelDrafter(TinyModel(blur=0.3), processors),
-            batch=2,
-            eos=(10,),
-            schedule=Fixed(4),
-        )
-        engine.submit(Request((1, 2, 3), tag=0))
+    for sampling in (Sampling(), Sampling(repetition=1.5)):
+        drafter = ModelDrafter(TinyModel(blur=0.3))
+        engine = Engine(TinyModel(), drafter, batch=2, eos=(10,), schedule=Fixed(4))
+        engine.submit(Request((1, 2, 3), sampling=sampling, tag=0))
         engine.step()
         before = engine.rows.tokens.clone()
         with torch.inference_mode():
-            draft = engine.drafter.propose(engine.rows, 4)  # type: ignore[union-attr]
+            draft = drafter.propose(engine.rows, 4)
         assert torch.equal(engine.rows.tokens, before)
         assert draft.tokens.shape == (2, 4)
-
-
-def test_processors_of_a_draft_see_the_drafts_before() -> None:
-    seen: list[list[int]] = []
-
-    def watch(logits: Tensor, prefix: Prefix) -> Tensor:
-        seen.append(prefix.tokens[0, : int(prefix.last[0, 0]) + 1].tolist())
-        return logits
-
-    drafter = ModelDrafter(TinyModel(blur=0.3), (watch,))
-    engine = Engine(TinyModel(), drafter, batch=1, eos=(10,), schedule=Fixed(3))
-    engine.submit(Request((1, 2, 3), max_new_tokens=2))
-    engine.step()
-    first = seen[0]
-    assert first == [1, 2, 3]
-    assert [text[: len(first)] for text in seen] == [first] * 3
-    assert [len(text) for text in seen] == [3, 4, 5]

@@ -83,10 +83,8 @@ def engine(answers: int, *, batch: int = 1, early: bool = False) -> Engine:
 def test_an_answer_is_drafted_from_an_earlier_one():
     """The same question again: all but the first rounds of the second answer are copied from the first."""
     work = [Request((3, 7), max_new_tokens=30, tag=n) for n in range(2)]
-    alone, together = engine(0), engine(8)
-    texts = {r.tokens for made in (alone, together) for r in made.run(work)}
-    assert len(texts) == 1
-    assert together.stats.accepted >= alone.stats.accepted + 20
+    first, second = engine(8).run(work)
+    assert first.tokens == second.tokens and second.accepted >= first.accepted + 20
 
 
 def test_answers_are_noted_in_rounds_without_drafts():
@@ -107,7 +105,7 @@ def test_a_seeded_text_does_not_depend_on_earlier_answers(earlier):
         list(made.run([Request(earlier, max_new_tokens=30, seed=1, temperature=0.9)]))
     request = Request((3, 7), max_new_tokens=30, seed=1, temperature=0.9)
     (result,) = made.run([request])
-    (expected,) = engine(0).run([request])
+    (expected,) = engine(8).run([request])
     assert result.tokens == expected.tokens
 
 

@@ -246,9 +246,9 @@ def test_a_fault_of_one_group_reaches_no_other(stage: str, told: str, batch: int
         processors=(rule,),
         beam_target=target,
     )
-    engine.submit(work[0])
-    made[0].rows = engine._groups[3].table.rows
-    found = {result.request.tag: result for result in engine.run(work[1:])}
+    for request in work:
+        engine.submit(request)
+    made[0].rows, found = engine._groups[3].table.rows, dict[int, Result]()
     while not engine.idle:
         found |= {result.request.tag: result for result in engine.step()}
     assert found[1].finish is Finish.FAILED and isinstance(found[1].error, DecodingError)
@@ -315,7 +315,6 @@ def test_impossible_numbers_are_refused(given, told) -> None:
     ("beam_target", "given", "told"),
     [
         (None, {}, "this engine has no beams"),
-        (object, {}, "object has no beams: it lacks score_paths"),
         (TinyModel, {"ranks": 1}, "neither penalties nor ranked tokens"),
         (TinyModel, {"sampling": Sampling(presence=0.5)}, "neither penalties nor ranked tokens"),
     ],

@@ -107,25 +107,6 @@ def test_every_row_equals_decoding_it_alone(kind, fields, batch, gamma):
         assert results[request.tag].tokens == oracle(request)
 
 
-@settings(max_examples=15)
-@given(requests, st.integers(1, 4))
-def test_plain_sampling_equals_the_oracle_with_the_same_noise(fields, batch):
-    work = make(fields, temperature=0.8)
-    results = run(work, "none", batch, 0)
-    for request in work:
-        assert results[request.tag].tokens == oracle(request)
-
-
-@settings(max_examples=20)
-@given(requests, st.sampled_from(["near", "ngram", "ngram, early"]), st.integers(1, 5))
-def test_a_sampled_row_does_not_depend_on_who_shares_the_batch(fields, kind, gamma):
-    work = make(fields, temperature=1.0)
-    together = run(work, kind, 4, gamma)
-    for request in work:
-        alone = run([request], kind, 1, gamma)
-        assert alone[request.tag].tokens == together[request.tag].tokens
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("gamma", [1, 3, 6])
 def test_a_drafter_equal_to_its_target_is_never_rejected(temperature, gamma):
@@ -197,19 +178,6 @@ def test_a_drafter_that_is_not_asked_reads_nothing():
     engine = Engine(TinyModel(), drafter, batch=2, eos=(NEVER,), schedule=schedule)
     assert len(list(engine.run([Request(prompt=(1, n), tag=n) for n in range(1, 6)]))) == 5
     assert engine.stats.rounds > 0 == engine.stats.draft_forwards
-
-
-def test_greedy_and_sampled_rows_share_rounds():
-    greedy = [
-        Request(prompt=(3, n), encoder_states=1, tag=n, max_new_tokens=20) for n in range(1, 4)
-    ]
-    mixed = greedy + [
-        Request(prompt=(4, n), temperature=1.0, seed=n, tag=10 + n, max_new_tokens=25)
-        for n in range(1, 4)
-    ]
-    results = run(mixed, "near", 6, 4)
-    for request in greedy:
-        assert results[request.tag].tokens == oracle(request)
 
 
 class Ban:

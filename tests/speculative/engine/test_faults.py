@@ -10,8 +10,6 @@ from weakref import WeakSet
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
@@ -31,14 +29,13 @@ MARK = 9
 
 STAGES = {
     "target prefill": "prefill",
-    "admit": "the drafter's reading of the prompt",
-    "catch up": "the drafter's reading of the text",
+    "admit": "the drafter's reading",
+    "catch up": "the drafter's reading",
     "propose": "drafting",
     "score": "scoring",
     "processor": "scoring",
     "observe": "the drafter's learning",
     "commit": "committing",
-    "result": "collecting the result",
 }
 DRAFTERS = {"admit", "catch up", "propose", "observe"}
 
@@ -155,15 +152,8 @@ def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -
         processors=(processor,),
     )
     plan.rows = engine.rows
-    table, collector = engine._texts.table, engine._texts.results
+    table = engine._texts.table
     table.counters = Counters(plan, table.counters)  # type: ignore[assignment]
-    collect = collector.collect
-
-    def collected(row: int, entry: Any, *others: Any) -> Result:
-        plan.reach("result", lambda: entry.request.prompt[0] == MARK)
-        return collect(row, entry, *others)
-
-    collector.collect = collected  # type: ignore[method-assign]
     return engine
 
 
@@ -207,7 +197,7 @@ def check_counts(engine: Engine, results: Iterable[Result]) -> None:
     )
 
 
-ONCE = {"target prefill", "admit", "result"}
+ONCE = {"target prefill", "admit"}
 """A request gets there once."""
 
 CASES = [
@@ -232,8 +222,8 @@ def test_a_fault_stays_with_its_request(stage, marked, gamma, temperature, call)
     assert sorted(results) == [0, 1, 2, 3, 4] and plan.seen
     for tag, result in results.items():
         if tag != marked:
-            assert result.tokens == expected[tag]
-            assert result.error is None and result.draft_error is None
+            assert result.tokens == expected[tag] and result.error is None
+            assert result.draft_error is None or stage in DRAFTERS
     hit = results[marked]
     if stage in DRAFTERS:
         assert hit.finish is Finish.LENGTH and isinstance(hit.draft_error, DecodingError)
@@ -247,7 +237,7 @@ def test_a_fault_stays_with_its_request(stage, marked, gamma, temperature, call)
         assert hit.tokens == expected[marked][: len(hit.tokens)]  # what came before is told
     # Together and alone, and never again: what made it fail is not in the rounds of the others.
     assert 1 <= engine.stats.faults <= 2 and engine.faults
-    if stage not in ("result", "commit"):  # whose results or counts are lost
+    if stage != "commit":  # whose counts are lost
         check_counts(engine, results.values())
 
     plan.stages = frozenset()
@@ -275,43 +265,16 @@ def test_a_fault_of_all_rows_fails_them_and_leaves_the_engine_usable(stage, gamm
     assert {r.request.tag: r.tokens for r in engine.run(texts(1, 0.0))} == expected
 
 
-@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {"catch up", "result"}))
+@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {"catch up"}))
 def test_a_fault_that_passes_costs_nobody_a_token(stage):
-    """Repeated alone, every row gets on."""
+    """Repeated alone, every row gets on; without drafts where it was the drafter's."""
     expected = undisturbed(1, 4, 1.0, False)
     engine = build(Plan(frozenset({stage}), everyone=True, times=1), gamma=4, temperature=1.0)
     results = {r.request.tag: r for r in engine.run(texts(1, 1.0))}
     assert {tag: r.tokens for tag, r in results.items()} == expected
-    assert all(r.error is None and r.draft_error is None for r in results.values())
+    assert all(r.error is None for r in results.values())
+    assert stage in DRAFTERS or all(r.draft_error is None for r in results.values())
     assert engine.stats.faults == 1
-
-
-faults_at = st.lists(
-    st.tuples(st.sampled_from(sorted(STAGES)), st.integers(1, 4)), min_size=1, max_size=3
-)
-
-
-@settings(max_examples=25)
-@given(
-    faults_at,
-    st.integers(0, 4),
-    st.sampled_from([0, 1, 4]),
-    st.sampled_from([0.0, 1.0]),
-    st.booleans(),
-)
-def test_whatever_fails_the_others_are_as_if_it_had_not(when, marked, gamma, temperature, often):
-    # Draws depend on the draft lengths, which this schedule takes from the number of the round.
-    sometimes = bool(gamma) and often and not temperature
-    expected = undisturbed(marked, gamma, temperature, sometimes)
-    plan = Plan(frozenset(stage for stage, _ in when), min(call for _, call in when))
-    schedule = Sometimes(gamma) if sometimes else None
-    engine = build(plan, gamma=gamma, temperature=temperature, schedule=schedule)
-    work = texts(marked, temperature, sometimes)
-    results = {r.request.tag: r for r in engine.run(work)}
-    assert sorted(results) == [0, 1, 2, 3, 4]
-    for tag, result in results.items():
-        assert tag == marked or result.tokens == expected[tag]
-    check_clean(engine)
 
 
 # Drafts that are no drafts
@@ -372,15 +335,6 @@ def test_a_schedule_that_fails_costs_drafts_at_most(where):
     found = {r.request.tag: r.tokens for r in engine.run(texts(1, 0.0))}
     assert found == undisturbed(1, 4, 0.0, False)
     assert {f.stage for f in engine.faults} == {"the schedule"} and engine.stats.faults > 0
-
-
-def test_rounds_with_a_fault_teach_the_schedule_no_price():
-    schedule = Sometimes(4)
-    plan = Plan(frozenset({"score"}), call=2, everyone=True, times=1)
-    engine = build(plan, gamma=4, temperature=0.0, schedule=schedule)
-    list(engine.run(texts(None, 0.0)))
-    calm = engine.stats.rounds - BATCH  # the disturbed round was played by each row alone
-    assert sum(poll.rounds for poll in schedule.polls) == calm > 3
 
 
 # Devices
@@ -489,4 +443,4 @@ def test_a_plain_row_among_drafting_ones_says_who_wrote_it():
     engine = build(Plan(frozenset({"propose"})), gamma=4, temperature=0.0)
     results = {r.request.tag: r for r in engine.run(texts(1, 0.0))}
     assert set(results[1].sources) == {Source.PLAIN} and results[1].drafted == 0
-    assert all(results[tag].drafted for tag in (0, 2))
+    assert all(results[tag].drafted for tag in (3, 4))

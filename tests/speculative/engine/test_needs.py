@@ -122,7 +122,7 @@ def test_what_is_observed_is_the_whole_text_with_its_states(fields, batch, plan)
 
 @pytest.mark.failing_drafts
 @pytest.mark.parametrize("plan", [(3,), (0, 3), (0, 0, 0, 3)])
-def test_a_row_that_cannot_be_observed_is_decoded_plainly_and_the_others_are_drafted_for(plan):
+def test_rows_that_cannot_be_observed_are_decoded_plainly_and_later_ones_are_drafted_for(plan):
     drafter = Observer(fails=9)
     engine = Engine(TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=Planned(*plan))
     requests = [
@@ -131,10 +131,9 @@ def test_a_row_that_cannot_be_observed_is_decoded_plainly_and_the_others_are_dra
     ]
     results = {r.request.tag: r for r in engine.run(requests)}
     for request in requests:
-        result = results[request.tag]
-        assert result.tokens == oracle(request, eos=NEVER)
-        assert (result.draft_error is not None) == (request.tag == 2)
-    assert drafter.checked > 10
+        assert results[request.tag].tokens == oracle(request, eos=NEVER)
+    assert results[2].draft_error is not None and results[5].draft_error is None
+    assert drafter.checked > 5
 
 
 def test_an_engine_that_never_drafts_neither_taps_nor_observes():
@@ -144,14 +143,3 @@ def test_an_engine_that_never_drafts_neither_taps_nor_observes():
     (result,) = engine.run([request])
     assert result.tokens == oracle(request) and result.draft_error is None
     assert model.taps == () and drafter.observed == 0
-
-
-def test_needs_that_contradict_each_other_are_refused():
-    for wrong, message in (
-        ({"taps": (-2,)}, "layers from 0 on"),
-        ({"taps": (1, 1)}, "twice"),
-        ({"prompt": True}, "at least one layer"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Needs(**wrong)
-    assert Needs(always=True).at_once and not Needs(taps=(1,)).at_once

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative.requests import Stats
-from forescribe.speculative.rows import Counters
 
 counts = st.integers(0, 1000)
 stretches_of_decoding = st.builds(
@@ -37,16 +35,3 @@ def test_subtraction_undoes_addition(one, other) -> None:
     assert {s: t for s, t in back["seconds"].items() if t} == {
         s: t for s, t in one.seconds.items() if t
     }
-
-
-def test_counters_count_per_depth_and_active_rows_only() -> None:
-    counters = Counters.zeros(3, torch.device("cpu"))
-    counters.add(
-        active=torch.tensor([True, True, False]),
-        drafted=torch.tensor([3, 1, 0]),
-        accepted=torch.tensor([2, 0, 0]),
-        emitted=torch.tensor([3, 1, 0]),
-    )
-    assert counters.drafted.tolist() == [2, 1, 1]
-    assert counters.accepted.tolist() == [1, 1, 0]
-    assert (int(counters.row_rounds), int(counters.emitted)) == (2, 4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.engine.runner import PAIRS, RoundThreads
+from forescribe.speculative.engine.runner import PAIRS, fastest
 from forescribe.speculative.testing import TinyModel
 
 
@@ -36,20 +36,13 @@ class World:
         self.now += self.seconds[count] * (1 + 5 * (self.runs[count] % 2))
 
 
-def chosen(seconds: dict[int, float]) -> tuple[RoundThreads, World]:
-    world, threads = World(seconds), RoundThreads()
-    threads.choose(world.run, world.clock)
-    return threads, world
-
-
 @pytest.mark.parametrize(
     ("one", "two", "limit", "pairs"),
     [(1, 2, 1, 2), (2, 1, None, 2), (9, 10, 1, PAIRS), (99, 100, None, PAIRS)],
 )
 def test_the_faster_number_is_chosen_and_all_where_they_are_alike(one, two, limit, pairs) -> None:
-    threads, world = chosen({1: one * 1e-5, 2: two * 1e-5})
-    assert threads.limit == limit
-    assert threads.seconds == pytest.approx({1: one * 1e-5, 2: two * 1e-5})
+    world = World({1: one * 1e-5, 2: two * 1e-5})
+    assert fastest(world.run, world.clock) == limit
     assert world.runs == [0, pairs, pairs + 1]  # few where one is far slower
 
 
@@ -86,11 +79,11 @@ def test_an_engine_keeps_to_its_choice_and_writes_the_same(drafter) -> None:
     expected, target = decoded(engine(TinyModel())), Watching()
     made = engine(target)
     made.choose_threads()
-    assert set(target.rounds) == {1, 2} and set(made.threads.seconds) == {1, 2}
+    assert set(target.rounds) == {1, 2}
     assert made.stats.rounds == made.stats.emitted == made.stats.faults == 0
     for limit in (1, None):
         target.rounds.clear()
-        made.threads.limit = limit
+        made.threads = limit
         assert decoded(made) == expected
         assert set(target.rounds) == {limit or 2}
     assert set(target.prompts) == {2}
@@ -104,13 +97,6 @@ def test_a_model_that_fails_does_so_in_a_request_not_in_the_measurement() -> Non
 
     engine = Engine(Failing(), batch=1, eos=(10,))
     engine.choose_threads()
-    assert engine.threads.limit is None and engine.stats.faults == 1
+    assert engine.threads is None and engine.stats.faults == 1
     (result,) = engine.run([Request((1,))])
     assert "no" in str(result.error)
-
-
-def test_a_busy_engine_is_not_measured() -> None:
-    engine = Engine(TinyModel(), batch=1, eos=(10,))
-    engine.submit(Request((1,)))
-    with pytest.raises(RuntimeError, match="idle engine"):
-        engine.choose_threads()

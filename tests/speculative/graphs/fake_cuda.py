@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from forescribe.speculative import Engine, device
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine import engine
-from forescribe.speculative.engine.captures import CudaCapture
+from forescribe.speculative.engine.captures import Capture, CudaCapture
 from forescribe.speculative.engine.table import Table
 from forescribe.speculative.models import lean
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
@@ -147,10 +147,8 @@ class FakeCuda(TorchDispatchMode):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        self.card, self.log = (
-            0,
-            list[tuple[str, int]](),
-        )  # the current one, and what was done on which
+        self.card = 0  # the current one
+        self.log: list[tuple[str, int]] = []  # what was done on which card
         self.streams: list[Stream] = []
         self.default, self.pool = self._stream(), object()
         self.current = self.default
@@ -167,20 +165,13 @@ class FakeCuda(TorchDispatchMode):
         for name, value in self.names.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(device, "pinned", self._pin)
-        monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
+        handed_over = self.handed_over
+        monkeypatch.setattr(Tensor, "record_stream", lambda *given: handed_over.append(given))
         monkeypatch.setattr(engine, "capture_for", self._capture_for)
-        monkeypatch.setattr(
-            lean, "EXACT", frozenset()
-        )  # the layout of a card, whose admission reads nothing
+        # The layout of a card, whose admission reads nothing.
+        monkeypatch.setattr(lean, "EXACT", frozenset())
         for name in READS:
             monkeypatch.setattr(Tensor, name, self._guarded(name, getattr(Tensor, name)))
-
-    @property
-    def _record_stream(self) -> Any:
-        def record(tensor: Tensor, stream: Stream) -> None:
-            self.handed_over.append((tensor, stream))
-
-        return record
 
     def _names(self) -> dict[str, Any]:
         return dict(
@@ -251,9 +242,7 @@ class FakeCuda(TorchDispatchMode):
         finally:
             self.recording, self.capturing = None, False
 
-    def _capture_for(
-        self, device: Device
-    ) -> Callable[[Callable[[], None]], Callable[[], None]] | None:
+    def _capture_for(self, device: Device) -> Capture | None:
         if device.kind != "cuda":  # an engine whose results are compared with
             return None
         inner = CudaCapture(device)
@@ -361,7 +350,7 @@ def found(owner: object, depth: int = 4) -> Iterator[Tensor]:
 @contextmanager
 def running(cuda: FakeCuda, busy: Engine) -> Iterator[None]:
     """The engine's work under the double."""
-    cuda.mark(busy._shared.eos, busy.rows.sampling)
+    cuda.mark(busy._shared.eos)
     allocated = Table.__init__
 
     def marked(self: Table, *given: Any, **named: Any) -> None:
@@ -373,8 +362,6 @@ def running(cuda: FakeCuda, busy: Engine) -> Iterator[None]:
         cuda.mark(lane.table.rows, lane.table.counters, lane.table.target)
     if busy.drafter is not None:
         cuda.mark(busy.drafter)
-    with (
-        cuda,
-        patch.object(Table, "__init__", marked),
-    ):  # a lane of beams comes with its first request
+    # A lane of beams comes with its first request.
+    with cuda, patch.object(Table, "__init__", marked):
         yield

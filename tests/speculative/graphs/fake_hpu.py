@@ -38,8 +38,6 @@ class Compiled:
 
     @classmethod
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> Compiled:
-        """In eager mode, which is Gaudi's default."""
-        monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
         made = cls()
         monkeypatch.setattr(torch, "compile", made)
         return made

@@ -1,21 +1,16 @@
-"""Gaudi on doubles: compiled rounds in eager mode, recipes between `mark_step` calls in lazy mode."""
+"""Gaudi on a double: compiled rounds."""
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forescribe.speculative.engine.runner import ShapeSet
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.requests import Mode
 from tests.speculative.graphs.fake_hpu import HPU, Compiled
-from tests.speculative.graphs.recorder import check_operator, tensors
 from tests.speculative.graphs.workloads import (
     beam_engine,
     beam_requests,
@@ -29,15 +24,6 @@ from tests.speculative.graphs.workloads import (
 GREEDY = [r for r in tiny_requests(40) if not r.ranks]
 
 
-def tokens(engine: Any, work: Any) -> dict[Any, tuple[int, ...]]:
-    found = {}
-    for result in engine.run(work):
-        if result.error is not None:
-            raise result.error
-        found[result.request.tag] = result.tokens
-    return found
-
-
 def test_each_shape_is_one_recipe_that_all_rounds_repeat(compiled: Compiled) -> None:
     engine = tiny_engine(HPU, 0, 3)
     engine.warm_up()
@@ -45,14 +31,14 @@ def test_each_shape_is_one_recipe_that_all_rounds_repeat(compiled: Compiled) -> 
     closed = set(ShapeSet.of(HPU, 5, engine.rows.scratch, (0, 3), modes).common(modes))
     assert set(engine.captured) == closed and len(closed) == 12
     assert len(compiled.recipes) == 12 + 3  # and what the draft reads with, for 1, 4 and 5 rows
-    assert tokens(engine, GREEDY) == tokens(tiny_engine(None, 0, 3), GREEDY)
+    assert texts(engine, GREEDY) == texts(tiny_engine(None, 0, 3), GREEDY)
     assert len(compiled.recipes) == 12 + 3 and compiled.calls > 60
 
 
 def test_whisper_repeats_its_recipes_too(compiled: Compiled) -> None:
     work = whisper_requests(5)
     engine = whisper_engine(HPU, 0, 3, decoder=LeanWhisperDecoder)
-    assert tokens(engine, work) == tokens(whisper_engine(None, 0, 3), work)
+    assert texts(engine, work) == texts(whisper_engine(None, 0, 3), work)
     assert compiled.calls > 2 * len(compiled.recipes)
 
 
@@ -68,7 +54,6 @@ def test_beams_repeat_a_recipe_for_each_number_of_rows(compiled: Compiled) -> No
 def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
     graphs: list[Any] = []
 
     def backend(graph: Any, example_inputs: Any) -> Any:
@@ -90,52 +75,6 @@ def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations
                 engine._texts.runner._launch(shape, drafter=True)()
     assert len(graphs) == len(shapes)
     work = GREEDY[:4]
-    assert tokens(engine, work) == tokens(tiny_engine(None, 0, 1, 2), work)
-    read = engine._texts.reader.captured  # one more for each number of rows
+    assert texts(engine, work) == texts(tiny_engine(None, 0, 1, 2), work)
+    read = engine._texts.reader.graphs.captured  # one more for each number of rows
     assert len(graphs) == len(shapes) + len(read) > len(shapes)
-
-
-class Recipes(TorchDispatchMode):
-    """What lazy mode would compile: the operators and shapes between two marks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators: list[tuple[Any, ...]] = []
-        self.seen: set[tuple[Any, ...]] = set()
-        self.marks: list[int] = []  # how many recipes there were at each mark
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        shapes = tuple(tuple(t.shape) for t in tensors((args, result)))
-        self.operators.append((str(func.overloadpacket), shapes))
-        return result
-
-    def mark(self) -> None:
-        """Ends a recipe. A round's has no operator that waits for the device."""
-        names = [name for name, _ in self.operators]
-        if "aten.logsumexp" in names and "aten.lift_fresh" not in names:
-            for name in names:
-                check_operator(name, ())
-            self.seen.add(tuple(self.operators))
-            self.marks.append(len(self.seen))
-        self.operators = []
-
-
-def test_the_recipes_of_lazy_rounds_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipes = Recipes()
-    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
-    for name in ("habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.core"):
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        module.__path__ = []
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(
-        sys.modules["habana_frameworks.torch.core"], "mark_step", recipes.mark, raising=False
-    )
-    engine = tiny_engine(HPU, 0, 3)
-    with recipes:
-        found = tokens(engine, GREEDY)
-    assert found == tokens(tiny_engine(None, 0, 3), GREEDY)
-    assert len(recipes.marks) > 25
-    # Two gammas; before some rounds the draft reads one or two pieces of text, in one recipe with them.
-    assert recipes.marks[-1] <= 6

@@ -30,11 +30,11 @@ def test_a_shape_that_comes_again_is_captured_and_the_tokens_are_equal(cuda: Fak
     engine = whisper_engine(CUDA, 0, 3, decoder=LeanWhisperDecoder)
     with running(cuda, engine):
         found = tokens(engine, work)
-        captured = prompts_of(engine).captured
+        captured = prompts_of(engine).graphs.captured
         assert captured and not engine.faults
         graphs = len(cuda.graphs)
         assert tokens(engine, work) == found  # with the graphs of the first run, and a few new ones
-        assert len(cuda.graphs) - graphs <= len(prompts_of(engine).captured)
+        assert len(cuda.graphs) - graphs <= len(prompts_of(engine).graphs.captured)
         assert cuda.replays > 20 and cuda.synchronized == 0
     assert found == tokens(whisper_engine(None, 0, 3), work)
 
@@ -43,9 +43,9 @@ def test_a_shape_that_comes_once_is_not_captured(cuda: FakeCuda) -> None:
     engine = whisper_engine(CUDA, 0, decoder=LeanWhisperDecoder)
     with running(cuda, engine):
         tokens(engine, whisper_requests(1))
-        assert not prompts_of(engine).captured
+        assert not prompts_of(engine).graphs.captured
         tokens(engine, whisper_requests(1))
-        assert len(prompts_of(engine).captured) == 1
+        assert len(prompts_of(engine).graphs.captured) == 1
 
 
 def test_a_shape_that_cannot_be_captured_is_run_operator_by_operator(
@@ -61,8 +61,11 @@ def test_a_shape_that_cannot_be_captured_is_run_operator_by_operator(
     with running(cuda, engine):
         found = tokens(engine, work)
         assert tokens(engine, work) == found
-    assert prompts.refused and not prompts.captured and not engine.faults
-    assert len(caplog.records) == len(prompts.refused) and "slower: out of memory" in caplog.text
+    assert prompts.graphs._refused and not prompts.graphs.captured and not engine.faults
+    assert (
+        len(caplog.records) == len(prompts.graphs._refused)
+        and "slower: out of memory" in caplog.text
+    )
     assert found == tokens(whisper_engine(None, 0, 3), work)
 
 

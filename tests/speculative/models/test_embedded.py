@@ -272,18 +272,6 @@ def test_embeddings_that_are_no_numbers_spoil_no_other_row(which):
             assert result.tokens == generated("qwen3_asr", result.request.tag, MOST)
 
 
-@pytest.mark.parametrize("at", [-1, 1.0, True])
-def test_a_place_that_there_is_not_is_refused(at):
-    with pytest.raises(RequestError, match="embeddings begin at a place from 0 on, not at "):
-        Embedded(at, noise(1))
-
-
-@pytest.mark.parametrize("states", [noise(0), noise(2, 3), noise(3).long()])
-def test_states_of_another_form_are_refused(states):
-    with pytest.raises(RequestError, match="they are one row of floating point numbers for each"):
-        Embedded(0, states)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_the_text_model_is_the_whole_ones_own(family):

@@ -160,9 +160,7 @@ def decoded(
 ) -> tuple[dict[Any, Result], Engine]:
     """The results of six ragged requests, more than fit, so that rows end and are taken again. Every other
     one is sampled above temperature 0."""
-    engine = Engine(
-        target, drafter, batch=batch, eos=(1,), schedule=Fixed(gamma), max_tokens=POSITIONS - 4
-    )
+    engine = Engine(target, drafter, batch=batch, eos=(1,), schedule=Fixed(gamma))
     work = [
         Request(
             tuple(2 + (3 * i + j) % 40 for j in range(1 + i % 4)),

@@ -38,13 +38,6 @@ def test_argmax_is_torchs_argmax(size: int, large: bool, seed: int, step: float 
     assert torch.equal(argmax(values[:, : size // 2 + 1]), values[:, : size // 2 + 1].argmax(-1))
 
 
-def test_argmax_finds_the_first_nan_behind_the_last_chunk() -> None:
-    values = torch.randn(SMALL // 1000 + 1, 1000)
-    values[0, 990] = values[1, 3] = values[1, 990] = values[2, 910] = values[2, 990] = float("nan")
-    assert torch.equal(argmax(values), values.argmax(-1))
-    assert argmax(values)[:3].tolist() == [990, 3, 910]
-
-
 def dense(allowed: Allowed, logits: Tensor) -> Tensor:
     """`logits` with -inf at every token that is not allowed, by the definition, position by position."""
     out = logits.clone()
@@ -146,7 +139,6 @@ RULES = Rising.of(11, 6)
 DRAFTERS: dict[str, Any] = {
     "near": lambda: ModelDrafter(TinyModel(blur=0.3)),
     "early": lambda: ModelDrafter(TinyModel(blur=0.3), confidence=0.2),
-    "shaped": lambda: ModelDrafter(TinyModel(blur=0.3), [RULES]),
     "ngram": lambda: NgramDrafter(),
 }
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
@@ -18,6 +17,7 @@ from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds.round import run_round
 from forescribe.speculative.rows import Rows
+from tests.speculative.graphs.recorder import Recorder, compare
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, whisper
 
 GAMMA, BATCH = 4, 3
@@ -118,41 +118,6 @@ def test_one_full_graph_serves_every_ragged_round(drafter, kind):
     assert len(graphs) == 1
 
 
-SYNCS = {
-    "aten._local_scalar_dense",
-    "aten.item",
-    "aten.nonzero",
-    "aten.masked_select",
-    "aten.unique",
-    "aten.unique_dim",
-    "aten._unique2",
-    "aten.is_nonzero",
-    "aten.equal",
-}
-
-
-class Watch(TorchDispatchMode):
-    """Raises on operators that sync or whose shape depends on data; records all output shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trace: list[tuple[str, tuple]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func.overloadpacket)
-        if name in SYNCS:
-            raise AssertionError(f"{name} inside a round")
-        if name == "aten.index" and any(
-            t is not None and t.dtype == torch.bool for t in args[1] if isinstance(t, torch.Tensor)
-        ):
-            raise AssertionError("boolean-mask indexing inside a round")
-        result = func(*args, **(kwargs or {}))
-        outputs = result if isinstance(result, (tuple, list)) else [result]
-        shapes = tuple(tuple(t.shape) for t in outputs if isinstance(t, torch.Tensor))
-        self.trace.append((name, shapes))
-        return result
-
-
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
 @pytest.mark.parametrize("drafter", ["model", "routed", "ngram"])
 def test_no_operator_of_a_round_syncs_or_changes_shape(drafter, kind):
@@ -160,22 +125,14 @@ def test_no_operator_of_a_round_syncs_or_changes_shape(drafter, kind):
 
 
 def check_operators(engine: Engine) -> None:
-    """Several rounds run the same operators on the same shapes, and none of them syncs."""
-    step, traces = rounds(engine), []
+    """Several rounds run the same operators on the same shapes and addresses, and none of them syncs."""
+    step, traces = rounds(engine), list[Recorder]()
     for _ in range(5):
-        with torch.no_grad(), Watch() as watch:
+        with torch.no_grad(), Recorder(engine) as trace:
             step()
-        traces.append(watch.trace)
-    assert len(traces[0]) > 100
-    assert all(trace == traces[0] for trace in traces[1:])
-
-
-def test_the_watch_sees_a_sync_and_a_mask():
-    x = torch.arange(4)
-    with Watch(), pytest.raises(AssertionError, match="_local_scalar_dense"):
-        x.sum().item()
-    with Watch(), pytest.raises(AssertionError, match="boolean-mask"):
-        x[x > 1]
+        traces.append(trace)
+        compare(traces[0], trace)
+    assert len(traces[0].trace) > 100
 
 
 def test_free_rows_do_not_move():

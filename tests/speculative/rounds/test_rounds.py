@@ -1,13 +1,12 @@
-"""What a round may commit, and the stages that it tells of."""
+"""What a round may commit."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.choice import Choice
-from forescribe.speculative.rounds.round import Parts, checked, commit, match, run_round
+from forescribe.speculative.rounds.round import Parts, checked, commit, match
 from forescribe.speculative.rows import Counters, Rows
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft
@@ -46,18 +45,6 @@ def test_a_round_commits_up_to_the_limit_of_a_row_and_no_further():
     assert (rows.lengths - 4).tolist() == [min(depth + 1, room) for room in rooms]
     assert rows.active.tolist() == [room > depth + 1 for room in rooms]
     assert bool((rows.tokens[torch.arange(rows.batch), rows.limits] == 0).all())
-
-
-@pytest.mark.parametrize("penalised", [False, True])
-def test_every_stage_of_a_round_ends_once_in_order(penalised):
-    """Of one that needs the best tokens alone, and of one that needs all logits."""
-    rows = rows_with_room([3, 3], gamma=0)
-    rows.mode = Mode(penalised=penalised)
-    parts = parts_for(rows)
-    assert parts.choose is not None
-    stages: list[str] = []
-    run_round(rows, parts, 0, Counters.zeros(1, torch.device("cpu")), stages.append)
-    assert stages == ["draft", "score", "observe", "accept"]
 
 
 @pytest.mark.parametrize("strange", [-1, 11, 2**40])

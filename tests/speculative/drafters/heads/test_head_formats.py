@@ -89,16 +89,6 @@ def test_mtp_layers_are_found_among_the_targets_tensors() -> None:
         mtp_head(made.config, model.state_dict(), tiny_heads.shape(model), "target")
 
 
-def test_layers_are_named_by_entering() -> None:
-    model = tiny_heads.target()
-    assert tiny_heads.eagle3(model).head.taps.layers == (2, 4, 5)  # 2, L // 2, L - 3
-
-
-def test_offsets_lead_to_the_tokens_that_are_proposed() -> None:
-    head = tiny_heads.eagle3(tiny_heads.target()).head
-    assert head.output.ids is not None and tuple(head.output.ids.tolist()) == KEPT
-
-
 def test_settings_of_modelopt_are_those_of_every_eagle3_head(tmp_path: Path) -> None:
     model = tiny_heads.target()
     made = tiny_heads.eagle3(model)
@@ -131,10 +121,10 @@ def test_layers_may_read_a_window(tmp_path: Path) -> None:
 
 
 def test_a_head_says_what_it_is() -> None:
-    model = tiny_heads.target()
-    assert described(tiny_heads.eagle3(model).head) == (
-        "EAGLE-3 head of 1 layer, reading states 2, 4, 5; proposes 30 tokens"
-    )
+    """It is named by the layers that its states enter, and proposes tokens by offsets."""
+    head = tiny_heads.eagle3(tiny_heads.target()).head
+    assert described(head) == "EAGLE-3 head of 1 layer, reading states 2, 4, 5; proposes 30 tokens"
+    assert head.output.ids is not None and tuple(head.output.ids.tolist()) == KEPT
 
 
 def test_weights_are_kept_in_the_targets_dtype(tmp_path: Path) -> None:
@@ -166,9 +156,7 @@ def _tensor(name: str, value: Tensor) -> Change:
 
 EAGLE3_REFUSALS: dict[str, tuple[Change, str]] = {
     "width": (_set(hidden_size=32), r"reads states of 32 numbers.*have 16"),
-    "wider states": (_set(target_hidden_size=24), r"reads states of 24 numbers.*have 16"),
     "layer": (_set(eagle_aux_hidden_state_layer_ids=[2, 4, 8]), r"layer 8, and target has 8"),
-    "layer twice": (_set(eagle_aux_hidden_state_layer_ids=[2, 2, 3]), r"a layer twice"),
     "no layers": (_set(eagle_aux_hidden_state_layer_ids="all"), r"layer_ids is 'all'"),
     "another count of taps": (
         _set(eagle_aux_hidden_state_layer_ids=[1, 2]),
@@ -182,7 +170,6 @@ EAGLE3_REFUSALS: dict[str, tuple[Change, str]] = {
     "offsets outside": (_tensor("d2t", torch.full((30,), 55)), r"d2t leads outside the vocabulary"),
     "offsets twice": (_tensor("d2t", -torch.arange(30)), r"twice to a token"),
     "offsets that are none": (_tensor("d2t", torch.rand(30)), r"d2t is no vector of whole numbers"),
-    "too few offsets": (_tensor("d2t", torch.zeros(3).long()), r"d2t has 3 entries for 30 rows"),
     "no offsets": (_without("d2t"), r"lacks the tensor d2t"),
     "no output layer": (_without("lm_head.weight"), r"lacks lm_head.weight"),
     "a tensor less": (
@@ -194,34 +181,24 @@ EAGLE3_REFUSALS: dict[str, tuple[Change, str]] = {
         _tensor("norm.weight", torch.ones(16).long()),
         r"norm\.weight holds torch\.int64",
     ),
-    "a flag": (_set(norm_after_fc=True), r"the setting norm_after_fc is not known"),
     **{
         f"{key} that is not known": (_set(**{key: value}), f"the setting {key} is not known")
         for key, value in (
-            ("attention_multiplier", 0.5),
-            ("embedding_multiplier", 12.0),
-            ("final_logit_softcapping", 30.0),
+            ("norm_after_fc", True),
             ("logit_softcap", 30.0),
-            ("qk_norm", True),
-            ("scale_embeddings", True),
             ("sliding_window", 4),
+            ("parallel_drafting", True),
         )
     },
-    "parallel": (_set(parallel_drafting=True), r"the setting parallel_drafting is not known"),
     "a flag that is none": (_set(norm_output="yes"), r"norm_output is 'yes'"),
     "EAGLE-1": (_set(eagle_config={"use_aux_hidden_state": False}), r"EAGLE-1 and 2"),
     "no last norm": (
         _set(eagle_config={"use_last_layernorm": False}),
         r"use_last_layernorm is False",
     ),
-    "several at once": (
-        _set(eagle_config={"parallel_draft_step": 4}),
-        r"parallel_draft_step is not",
-    ),
     "both norms": (_set(norm_before_fc=True, fc_norm=True), r"exclude each other"),
     "another family": (_set(model_type="mamba"), r"layers of 'mamba' are not supported"),
     "a size that is none": (_set(intermediate_size=-4), r"intermediate_size is -4, no size"),
-    "a huge size": (_set(num_hidden_layers=10**12), r"num_hidden_layers is 1000000000000"),
     "heads": (_set(num_key_value_heads=3), r"do not fit|not valid"),
     "layers": (_set(num_hidden_layers=2), r"one midlayer, and its configuration 2"),
     "quantised": (_set(quantization_config={"bits": 4}), r"quantised heads"),

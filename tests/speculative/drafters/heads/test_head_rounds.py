@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2
-from torch import Tensor
 
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.drafters.heads import HeadDrafter
@@ -30,13 +25,12 @@ from forescribe.speculative.models.heads.records import (
 )
 from forescribe.speculative.models.weights import Linear
 from forescribe.speculative.requests import Sampling
-from forescribe.speculative.testing import TinyModel, decode
-from tests.speculative.models.causal_lms import EOS, POSITIONS, VOCAB
+from forescribe.speculative.testing import TinyModel
+from tests.speculative.models.causal_lms import EOS, VOCAB
 
 from . import tiny_heads
 from .test_head_drafts import FAMILIES, GAMMA, Planned, requests
 
-SMALL = 5  # tokens of the vocabulary whose texts are counted
 each_kind = pytest.mark.parametrize("kind", FAMILIES)
 
 
@@ -60,23 +54,6 @@ def texts(made: Engine, asked: list[Request]) -> dict[Any, Any]:
     return {r.request.tag: r.tokens for r in results}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_are_those_of_a_decoder_without_cache_and_drafts(family: str) -> None:
-    model = tiny_heads.target()
-    made = engine(decoder(), drafter(family))
-    asked = requests(7)
-    results = list(made.run(asked))
-    assert made.stats.accepted > 0 and len(results) == len(asked)
-    for result in results:
-        expected = decode(
-            lambda tokens: model(tokens[None]).logits[0],
-            result.request,
-            eos=[EOS],
-            max_tokens=POSITIONS,
-        )
-        assert result.tokens == expected
-
-
 @each_kind
 @settings(max_examples=5, deadline=None)
 @given(
@@ -96,43 +73,16 @@ def test_prompts_of_all_lengths_and_drafts_of_all_lengths_change_nothing(
 
 
 @each_kind
-def test_every_sampled_row_equals_decoding_it_alone(kind: str) -> None:
+def test_every_sampled_row_equals_decoding_it_alone_without_drafts(kind: str) -> None:
+    """So it has the target's distribution, as plain decoding has."""
     shaped = Sampling(top_k=20, repetition=1.2)
     asked = [
         replace(r, max_new_tokens=12, temperature=0.9, seed=i, sampling=shaped)
         for i, r in enumerate(requests())
     ]
-    together = {r.request.tag: r for r in engine(decoder(), drafter(kind)).run(asked)}
-    for request in asked:
-        (result,) = engine(decoder(), drafter(kind), 1).run([request])
-        found = together[request.tag]
-        assert result.draft_error is None
-        assert (result.tokens, result.accepted) == (found.tokens, found.accepted)
-
-
-@each_kind
-def test_sampled_texts_of_several_rounds_have_the_targets_distribution(kind: str) -> None:
-    target, drafts, last = _small(kind)
-    made = engine(target, drafts, 500, eos=[])
-    prompt, count, length = (1, 4, 2, 0), 2000, 6
-    asked = [
-        Request(prompt, max_new_tokens=length, temperature=1.0, seed=i, tag=i) for i in range(count)
-    ]
-    found = texts(made, asked).values()
-    assert 0.1 < made.stats.acceptance_rate < 0.95
-    chances = _joint(last, prompt, length)  # [V] * 6
-    for first in (0, 3):  # the first three tokens, then the last three
-        kept = tuple(range(first, first + 3))
-        expected = chances.sum([d for d in range(length) if d not in kept]).flatten() * count
-        seen = Counter(text[first : first + 3] for text in found)
-        counted = torch.tensor(
-            [seen[key] for key in itertools.product(range(SMALL), repeat=3)], dtype=torch.float64
-        )
-        many = expected >= 5
-        statistic = float(((counted - expected) ** 2 / expected)[many].sum())
-        rest = float(expected[~many].sum())
-        assert rest < 0.2 * count and abs(float(counted[~many].sum()) - rest) < 4 * rest**0.5 + 1
-        assert chi2.sf(statistic, int(many.sum()) - 1) > 1e-3
+    together = engine(decoder(), drafter(kind))
+    assert texts(together, asked) == texts(engine(decoder(), None, 1), asked)
+    assert 0 < together.stats.accepted < together.stats.drafted
 
 
 @pytest.mark.parametrize("schedule", [Fixed(GAMMA), Planned(GAMMA, 0)], ids=["drafts", "stretches"])
@@ -154,12 +104,6 @@ def test_a_target_that_shares_nothing_is_refused() -> None:
 
 
 @each_kind
-def test_a_confidence_outside_0_to_1_is_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="confidence is 1.5"):
-        drafter(kind, confidence=1.5)
-
-
-@each_kind
 def test_drafts_end_where_the_head_doubts(kind: str) -> None:
     whole, ended = (
         engine(decoder(), drafter(kind, confidence=confidence)) for confidence in (0.0, 0.9)
@@ -171,52 +115,6 @@ def test_drafts_end_where_the_head_doubts(kind: str) -> None:
 
 
 # -- models ---------------------------------------------------------------------------------------------
-
-
-def _small(kind: str) -> tuple[Any, Any, Callable[[Tensor], Tensor]]:
-    """A target of few tokens, its drafter, and the logits `[B, V]` behind texts `[B, L]`."""
-    model = _small_llama()
-    head = {
-        "eagle3": lambda: tiny_heads.eagle3(model, kept=(0, 2, 3)),
-        "mtp": lambda: tiny_heads.mtp(model),
-    }[kind]().head
-    target = causal_decoder(model, engine=ModelEngine.LEAN)
-    return target, HeadDrafter(head), lambda rows: model(rows).logits[:, -1]
-
-
-def _small_llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(2)
-    config = LlamaConfig(
-        vocab_size=SMALL,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=tiny_heads.LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.4,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval()
-    model.lm_head.weight.data *= 0.5  # a flatter distribution: every cell is counted
-    return model
-
-
-@torch.no_grad()
-def _joint(last: Callable[[Tensor], Tensor], prompt: Sequence[int], length: int) -> Tensor:
-    """The probability of every text `[V] * length` after a prompt, without a cache."""
-    chances = torch.ones((), dtype=torch.float64)
-    for depth in range(length):
-        texts = list(itertools.product(range(SMALL), repeat=depth))
-        rows = torch.tensor([[*prompt, *text] for text in texts])
-        following = last(rows).double().softmax(-1)
-        chances = chances[..., None] * following.view(*[SMALL] * (depth + 1))
-    return chances
 
 
 def _windowed() -> Any:
