@@ -5,7 +5,6 @@ Knows transformers' loaders; nothing of presets and decoding.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,21 +22,13 @@ from forescribe.speculative.model_engines import (
 )
 from forescribe.speculative.models.causal import positions_of
 from forescribe.speculative.models.checkpoint import (
-    CONFIG,
-    GENERATION,
     GGUF,
     check_complete,
-    check_gguf,
-    check_library,
     damaged,
     loading,
     method_of,
-    misshapen,
     missing,
-    overcounted,
     quiet,
-    shapes_in,
-    strange_id,
 )
 from forescribe.speculative.models.heads.formats import holds_head
 from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
@@ -45,9 +36,6 @@ from forescribe.speculative.models.quantized import float_model, quantize_causal
 from forescribe.speculative.models.slot_model import SlotModel
 
 from .vocabulary import Vocabulary
-
-USED_IDS = {name: ("eos_token_id",) for name in (GENERATION, CONFIG)}
-"""The settings whose token ids are used, by file."""
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -119,7 +107,7 @@ def load(
     not fit their configuration, no tokenizer, a family that is not decoded exactly (transformers' modules
     are compared with their own forward here, see `speculative.models.causal`).
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     found = locate(name, LANGUAGE_MODEL, role=role, network=network)
     folder, source = (found.parent, {"gguf_file": found.name}) if found.is_file() else (found, {})
@@ -128,22 +116,10 @@ def load(
     try:
         if device.int8 and role == "model":  # before the weights are read
             engine = int8_engine(engine)
-        if source:
-            check_gguf()
-        shapes = {} if source else shapes_in(folder)
-        _refuse(overcounted(folder, shapes))
         with quiet():
             config = AutoConfig.from_pretrained(folder, **source)
         if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise LoadError(f"{config.model_type} is no causal language model")
-        check_library(config)
-        kind: Any = AutoModelForCausalLM
-        vocab_size = getattr(config.get_text_config(), "vocab_size", None)
-        if isinstance(vocab_size, int) and not source:
-            _refuse(strange_id(folder, vocab_size, USED_IDS))
-        if method_of(config) is None:  # quantised weights have shapes of their own
-            with quiet():
-                _refuse(misshapen(shapes, lambda: kind.from_config(copy.deepcopy(config))))
         model = device.placed(read_weights(folder, config, device.stored, source))
         if device.int8:
             method = method_of(config)
@@ -192,11 +168,6 @@ def read_weights(
         model.config.__dict__.pop("quantization_config", None)
     check_complete(report)
     return model
-
-
-def _refuse(problem: str | None) -> None:
-    if problem is not None:
-        raise LoadError(problem)
 
 
 def _refuse_head(folder: Path, name: str | Path, role: Role) -> None:

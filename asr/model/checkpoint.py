@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,9 @@ from forescribe.speculative.model_engines import (
 from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
-    Shapes,
     damaged,
-    integer_weights,
-    miscounted,
-    misshapen,
     quiet,
-    shapes_in,
-    strange_id,
+    tensor_names,
 )
 from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.plain import PlainWhisper, Settings
@@ -56,21 +50,13 @@ from .conversion.converting import origin
 from .tokens import WhisperTokens, as_ids
 from .whisper import Extractor
 
-_ENDS = ("eos_token_id", "decoder_start_token_id")
-_SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
-_RULES = (
-    *_SUPPRESSED,
-    "forced_decoder_ids",
-    "no_timestamps_token_id",
-    "lang_to_id",
-    "task_to_id",
+_GENERATION = (
+    "eos_token_id",
+    "decoder_start_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
 )
-USED_IDS: Mapping[Role, Mapping[str, tuple[str, ...]]] = {
-    "model": {GENERATION: (*_ENDS, *_RULES), CONFIG: _ENDS},
-    "draft": {GENERATION: _ENDS, CONFIG: _ENDS},
-}
-"""The settings whose token ids are used, by file. Rules are the target's, and a config.json has those of
-another vocabulary by default."""
+"""Settings of a generation_config.json that older folders have in their config.json."""
 
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 51865,
@@ -110,7 +96,7 @@ class Loaded:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A folder whose settings have been checked against its weights. `bare`: it has no encoder."""
+    """A folder with its settings. `bare`: it has no encoder."""
 
     folder: Path
     role: Role
@@ -120,26 +106,14 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: Path, role: Role) -> Checkpoint:
-        """Raises ModelError, with what is damaged or contradicts the weights."""
+        """Raises ModelError, with what is damaged or wrong."""
         with _told(folder, role):
             stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             bare = "WhisperForCausalLM" in (stated.get("architectures") or [])
             if bare and role == "model":
                 raise ValueError("it has no encoder, so it can only be a --draft")
-            shapes = shapes_in(folder)
-            counts = {"decoder_layers": "decoder.layers."}
-            if not bare:
-                counts["encoder_layers"] = "encoder.layers."
             config = plain_config(stated)
-            wrong = (
-                integer_weights(folder)[1]
-                or miscounted(folder, shapes, counts)
-                or strange_id(folder, config.vocab_size, USED_IDS[role])
-                or misshapen(shapes, partial(PlainWhisper, config, encoder=not bare))
-            )
-            if wrong is not None:
-                raise ValueError(wrong)
-            generation = {key: stated.get(key) for key in (*_ENDS, *_SUPPRESSED)}
+            generation = {key: stated.get(key) for key in _GENERATION}
             if (folder / GENERATION).is_file():
                 found = json.loads((folder / GENERATION).read_text(encoding="utf-8"))
                 generation = dict.fromkeys(generation) | found
@@ -165,8 +139,9 @@ class Checkpoint:
         if device.int8 and not draft:  # before the weights are read
             with self._supported():
                 asked = int8_engine(asked)
-        shapes: Shapes = {} if lender is None else shapes_in(self.folder)
-        absent = tuple(name for name in BORROWED if shapes and name not in shapes)
+        with _told(self.folder, self.role):
+            names = frozenset[str]() if lender is None else tensor_names(self.folder)
+        absent = tuple(name for name in BORROWED if names and name not in names)
         lent: Mapping[str, Tensor] = {}
         if absent and lending is not None and not getattr(lending.model.decoder, "released", False):
             lent = {name: lending.get_parameter(name).detach().cpu() for name in absent}
@@ -178,7 +153,8 @@ class Checkpoint:
         if modules or asked is ModelEngine.MODULES:
             model = self._of_modules(device, lent)
         else:
-            model = PlainWhisper(self.config, encoder=encoder and not self.bare)
+            with _told(self.folder, self.role):
+                model = PlainWhisper(self.config, encoder=encoder and not self.bare)
             model.generation_config = self.generation
             if device.products:
                 model.use_products()
@@ -247,11 +223,6 @@ def plain_config(stated: Mapping[str, Any]) -> Settings:
     for key, value in config.items():
         if key not in _LISTED and type(value) is not type(_DEFAULTS[key]):
             raise ValueError(f"its config.json says {key} {value!r:.60}")
-    for key in ("encoder_attention_heads", "decoder_attention_heads"):
-        if not 0 < config[key] <= config["d_model"] or config["d_model"] % config[key]:
-            raise ValueError(
-                f"its config.json says {key} {config[key]}, d_model {config['d_model']}"
-            )
     return Settings(architectures=stated.get("architectures"), model_type="whisper", **config)
 
 
@@ -354,16 +325,12 @@ def read_extractor(folder: Path, config: Any) -> Extractor:
                 stated = found if file == _FEATURES[0] else found.get("feature_extractor", stated)
         if stated is None:
             raise ValueError("it lacks preprocessor_config.json")
-        sizes = {key: stated[key] for key in _SIZES if key in stated}
-        for key, size in sizes.items():
-            if type(size) is not int or size < 1:
-                raise ValueError(f"{key} is {size!r:.60}")
-        extractor = Extractor(**sizes)
+        extractor = Extractor(**{key: stated[key] for key in _SIZES if key in stated})
+        made = (extractor.feature_size, extractor.n_samples // extractor.hop_length)
     except Exception as error:  # any part of a damaged file
         raise ModelError(
             f"{origin(folder)} has no usable features: {damaged(folder) or one_line(error)}"
         ) from error
-    made = (extractor.feature_size, extractor.n_samples // extractor.hop_length)
     read = (config.num_mel_bins, 2 * config.max_source_positions)
     if made != read:
         raise ModelError(

@@ -8,10 +8,11 @@ what differs between families is written here once. Sources: their model cards, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,54 +29,44 @@ NO_AUDIO = np.zeros(SAMPLE_RATE, np.float32)
 """Stands for a recording in a prompt that is written without one."""
 
 
-class Family(Protocol):
+class Family(ABC):
     """What the pipeline has to know of a family."""
 
-    @property
-    def model(self) -> str:
-        """Its class in transformers."""
+    model: ClassVar[str]
+    """Its class in transformers."""
+
+    detects = False
+    """Whether it writes the language before a text whose language its prompt does not name."""
+
+    conditions = False
+    """Whether its prompt has a place for other text: names and spellings."""
 
     @property
+    @abstractmethod
     def languages(self) -> Mapping[str, str]:
         """What its prompts call each language that it knows (ISO 639-1, or 639-3)."""
 
-    @property
-    def detects(self) -> bool:
-        """Whether it writes the language before a text whose language its prompt does not name."""
-
-    @property
-    def conditions(self) -> bool:
-        """Whether its prompt has a place for other text: names and spellings."""
-
     def processor(self, folder: Path) -> Any:
         """What has its `tokenizer` and makes its features."""
+        from transformers import AutoProcessor
 
+        return AutoProcessor.from_pretrained(folder)
+
+    @abstractmethod
     def inputs(self, processor: Any, samples: Samples) -> Inputs:
         """What its encoder reads of a window [N]."""
 
     def embeddings(self, model: Any, inputs: Inputs) -> Tensor:
         """The embeddings `[n, D]` of a window."""
+        heard: Tensor = model.get_audio_features(**inputs, return_dict=True).pooler_output
+        return heard
 
+    @abstractmethod
     def prompt(self, processor: Any, language: str | None, context: str) -> list[int]:
         """The tokens of a prompt with one placeholder; `language` None is left to the model."""
 
 
-class _Usual:
-    """What most families have in common."""
-
-    detects = conditions = False
-
-    def processor(self, folder: Path) -> Any:
-        from transformers import AutoProcessor
-
-        return AutoProcessor.from_pretrained(folder)
-
-    def embeddings(self, model: Any, inputs: Inputs) -> Tensor:
-        heard: Tensor = model.get_audio_features(**inputs, return_dict=True).pooler_output
-        return heard
-
-
-class Qwen3ASR(_Usual):
+class Qwen3ASR(Family):
     """Qwen3-ASR: an answer begins with `language English<asr_text>`, or with those words in its prompt.
     Other text is the system's turn."""
 
@@ -90,13 +81,7 @@ class Qwen3ASR(_Usual):
         return {code: name for code, name in named.items() if code in LANGUAGES}
 
     def inputs(self, processor: Any, samples: Samples) -> Inputs:
-        made = processor.feature_extractor(
-            samples, sampling_rate=SAMPLE_RATE, padding=True, return_attention_mask=True
-        )
-        return {
-            "input_features": made["input_features"],
-            "input_features_mask": made["attention_mask"],
-        }
+        return _masked(processor, samples, padding=True)
 
     def prompt(self, processor: Any, language: str | None, context: str) -> list[int]:
         (text,) = processor.apply_transcription_request(
@@ -108,27 +93,21 @@ class Qwen3ASR(_Usual):
         return _tokens(processor, text)
 
 
-class GlmAsr(_Usual):
+class GlmAsr(Family):
     """GLM-ASR: one instruction. It writes the language that it hears."""
 
     model = "GlmAsrForConditionalGeneration"
     languages: Mapping[str, str] = {"en": "", "zh": ""}
 
     def inputs(self, processor: Any, samples: Samples) -> Inputs:
-        made = processor.feature_extractor(
-            samples, sampling_rate=SAMPLE_RATE, return_attention_mask=True, return_tensors="pt"
-        )
-        return {
-            "input_features": made["input_features"],
-            "input_features_mask": made["attention_mask"],
-        }
+        return _masked(processor, samples, return_tensors="pt")
 
     def prompt(self, processor: Any, language: str | None, context: str) -> list[int]:
         (text,) = processor.apply_transcription_request([NO_AUDIO], tokenize=False)
         return _tokens(processor, text)
 
 
-class Voxtral(_Usual):
+class Voxtral(Family):
     """Voxtral: Whisper's encoder over 30 s, and marks in place of an instruction: the tokens of mistral-
     common's `encode_transcription`, which is needed to read its tekken.json."""
 
@@ -155,16 +134,16 @@ class Voxtral(_Usual):
         return {"input_features": made["input_features"]}
 
     def prompt(self, processor: Any, language: str | None, context: str) -> list[int]:
-        tokenizer = processor.tokenizer
-        named = f"lang:{self.languages[language]}" if language is not None else ""
-        text = tokenizer.encode(named, add_special_tokens=False) if named else []
+        tokenizer, text = processor.tokenizer, []
+        if language is not None:
+            text = tokenizer.encode(f"lang:{language}", add_special_tokens=False)
         begin, inst, audio, sound, over, write = tokenizer.convert_tokens_to_ids(
             ["<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]"]
         )
         return [begin, inst, audio, sound, over, *text, write]
 
 
-class GraniteSpeech(_Usual):
+class GraniteSpeech(Family):
     """Granite Speech: an instruction in the chat template of its text model. It writes the language that it
     hears."""
 
@@ -197,6 +176,17 @@ FAMILIES: Mapping[str, Family] = {
     "glmasr": GlmAsr(),
 }
 """By the model_type of a config.json: those of `presets.SPEECH_LLMS`."""
+
+
+def _masked(processor: Any, samples: Samples, **options: Any) -> Inputs:
+    """Features with a mask of those that hold sound."""
+    made = processor.feature_extractor(
+        samples, sampling_rate=SAMPLE_RATE, return_attention_mask=True, **options
+    )
+    return {
+        "input_features": made["input_features"],
+        "input_features_mask": made["attention_mask"],
+    }
 
 
 def _tokens(processor: Any, text: str) -> list[int]:

@@ -7,8 +7,8 @@ an adapter (LoRA) that cannot be merged, weights that are quantised. Knows folde
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,7 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError, one_line
 from forescribe.speculative.model_engines import ModelEngine, causal_engine, int8_engine
 from forescribe.speculative.models.causal import positions_of, text_tower
-from forescribe.speculative.models.checkpoint import (
-    GENERATION,
-    damaged,
-    method_of,
-    misshapen,
-    quiet,
-    shapes_in,
-    strange_id,
-)
+from forescribe.speculative.models.checkpoint import damaged, method_of, quiet
 from forescribe.speculative.models.heads.formats import holds_head, load_head
 from forescribe.speculative.models.heads.records import TargetShape
 from forescribe.speculative.models.hub import Role
@@ -34,7 +26,7 @@ from forescribe.speculative.models.quantized import float_model, quantize_causal
 
 from ..errors import CapacityError, ModelError, out_of_memory
 from .families import FAMILIES, NO_AUDIO, Family, Inputs
-from .presets import Pair, model_type
+from .presets import Pair, mismatch, model_type
 from .speech_llm import (
     ANSWER,
     HEARD,
@@ -118,23 +110,17 @@ def _model(
             raise LoadError(
                 "it has the form of Qwen's own package: take the repository of the same name with -hf"
             )
-        text, kind = config.get_text_config(), getattr(transformers, family.model)
-        wrong = strange_id(folder, text.vocab_size, {GENERATION: ("eos_token_id",)}) or misshapen(
-            shapes_in(folder), lambda: kind._from_config(copy.deepcopy(config))
-        )
         if method_of(config) is not None:
-            wrong = f"its weights are quantised by {method_of(config)}: take the plain weights"
-        if wrong is not None:
-            raise LoadError(wrong)
+            raise LoadError(
+                f"its weights are quantised by {method_of(config)}: take the plain weights"
+            )
+        kind = getattr(transformers, family.model)
         model = device.placed(_merged(float_model(kind, folder, config, device.stored), folder))
         tower = text_tower(model)
         if device.int8:
             quantize_causal(tower)
-        return (
-            model,
-            tower,
-            causal_engine(tower, engine, stored=device.stored, draft=role == "draft"),
-        )
+        runs = causal_engine(tower, engine, stored=device.stored, draft=role == "draft")
+        return model, tower, runs
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # safetensors, configurations and engines raise various errors
@@ -165,12 +151,9 @@ def _merged(model: Any, folder: Path) -> Any:
     if not needed and not (folder / ADAPTER).is_file():
         return model
     if not getattr(model, "_hf_peft_config_loaded", False):
-        problem = (
-            "`pip install peft`, which reads it"
-            if (folder / ADAPTER).is_file()
-            else "it is not here"
+        raise LoadError(
+            f"its weights have a LoRA adapter for audio, which needs {ADAPTER} and `pip install peft`"
         )
-        raise LoadError(f"its weights have a LoRA adapter for audio ({ADAPTER}): {problem}")
     for name, module in list(model.named_modules()):
         if hasattr(module, "get_delta_weight"):
             base = module.get_base_layer()
@@ -213,13 +196,10 @@ def _processor(
 def _check_draft(pair: Pair, folder: Path, name: str | Path, place: Path) -> None:
     """Raises ModelError for a draft that reads other tokens."""
     ours, theirs = model_type(folder), model_type(place)
-    problem = None
     if ours != theirs:
-        problem = f"it is a {theirs}, and its target a {ours}"
-    elif _vocabulary(folder) != _vocabulary(place):
-        problem = "they have other tokens"
-    if problem is not None:
-        raise _mismatch(pair, name, problem)
+        raise mismatch(name, pair.target, f"it is a {theirs}, and its target a {ours}")
+    if _vocabulary(folder) != _vocabulary(place):
+        raise mismatch(name, pair.target, "they have other tokens")
 
 
 @torch.inference_mode()
@@ -228,20 +208,11 @@ def _check_steps(
 ) -> None:
     """Raises ModelError for a draft that makes other embeddings than its target of the same audio: a prompt
     has a place for each of the target's."""
-    counts = list[int | None]()
-    for model in (target, draft):
-        try:
-            counts.append(len(embeddings(family, model, inputs)))
-        except (RuntimeError, IndexError, ValueError):  # of shapes
-            counts.append(None)
-    if counts[0] != counts[1]:
-        raise _mismatch(pair, name, "its encoder does not hear in the steps of its target's")
-
-
-def _mismatch(pair: Pair, name: str | Path, problem: str) -> ModelError:
-    return ModelError(
-        f"{name} cannot draft for {pair.target}: {problem}; --draft none", code="model_mismatch"
-    )
+    steps = len(embeddings(family, target, inputs))
+    with suppress(RuntimeError, IndexError, ValueError):  # of shapes
+        if len(embeddings(family, draft, inputs)) == steps:
+            return
+    raise mismatch(name, pair.target, "its encoder does not hear in the steps of its target's")
 
 
 def _vocabulary(folder: Path) -> bytes | None:

@@ -10,6 +10,7 @@ Knows pairs of models and languages; nothing of recordings or of presets' names.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from .presets import (
     Pair,
     locate,
     made_for,
+    mismatch,
     model_type,
     only_answer,
 )
@@ -63,10 +65,32 @@ def load(
     models and tokenizer are transformers', to be distilled or exported. Raises ModelError: not found, not a
     speech model, an incompatible pair, an `engine` that cannot run them."""
     folder = locate(pair.target, role="model", network=network)
-    if model_type(folder) in SPEECH_LLMS:
-        return _load_llm(pair, folder, device, engine, draft_device or device, network=network)
-    pair = _without_absent(pair, network=network)
+    attends = model_type(folder) not in SPEECH_LLMS
+    pair = _without_absent(pair, network=network) if attends else pair
     folders = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
+    beside = draft_device or device
+    if attends:
+        made: SpeechModel = _load_whisper(pair, folder, folders, device, beside, engine, modules)
+    else:
+        from .llm_loading import load_llm
+
+        aligner = _aligner(device)
+        made = load_llm(
+            pair, folder, folders, device, engine=engine, draft_device=beside, aligner=aligner
+        )
+    trim()
+    return made
+
+
+def _load_whisper(
+    pair: Pair,
+    folder: Path,
+    folders: list[tuple[str | Path, Path]],
+    device: Device,
+    draft_device: Device,
+    engine: ModelEngine,
+    modules: bool,
+) -> Whisper:
     checkpoint = Checkpoint.of(folder, "model")
     pack = partial(target_decoder, device=device)
     loaded = checkpoint.load(device, engine, pack, modules=modules)
@@ -78,14 +102,11 @@ def load(
     tokens = _special_tokens(loaded.model, tokenizer, pair)
     encoders = {encoder_of(loaded.model): loaded.native} if loaded.native is not None else {}
     drafts = []
-    for name, draft_folder in folders:
-        draft, target, native = load_draft(
-            name, draft_folder, target, draft_device or device, engine, modules
-        )
+    for name, place in folders:
+        draft, target, native = load_draft(name, place, target, draft_device, engine, modules)
         drafts.append(draft)
         if native is not None:
             encoders[encoder_of(draft.model)] = native
-    trim()
     return Whisper(
         loaded.model,
         tuple(drafts),
@@ -99,41 +120,17 @@ def load(
     )
 
 
-def _load_llm(
-    pair: Pair,
-    folder: Path,
-    device: Device,
-    engine: ModelEngine,
-    draft_device: Device,
-    *,
-    network: bool,
-) -> SpeechModel:
-    """A speech LLM with its draft, and the Whisper models that time its words, which are loaded when they
-    are first needed."""
-    from .llm_loading import load_llm
+def _aligner(device: Device) -> Callable[[str], Whisper | None]:
+    """Finds the Whisper that times the words of a speech LLM in a language, loaded when it is first
+    needed."""
 
     @cache
     def reader(name: str | Path) -> Whisper | None:
         if find(name) is None:
             return None
-        made = load(Pair(name), choose(device.name), network=False)
-        return attending(made, "word times")
+        return attending(load(Pair(name), choose(device.name), network=False), "word times")
 
-    def aligner(language: str) -> Whisper | None:
-        return reader(hub.FOLDER / BUNDLED if language == "en" else ALIGNER)
-
-    drafts = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
-    made = load_llm(
-        pair,
-        folder,
-        drafts,
-        device,
-        engine=engine,
-        draft_device=draft_device,
-        aligner=aligner,
-    )
-    trim()
-    return made
+    return lambda language: reader(hub.FOLDER / BUNDLED if language == "en" else ALIGNER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,15 +213,12 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
     try:
         tokens = SpecialTokens.of(options, tokenizer)
         size = target.config.vocab_size
-        strange = [i for i in (tokens.start, *tokens.ends) if not 0 <= i < size]
-        if strange:  # of the tokenizer: those of the configuration have been checked
+        strange = [i for i in tokens.special if not 0 <= i < size]
+        if strange:
             raise ValueError(
-                f"its tokenizer has the special token {strange[0]}, and its vocabulary has the ids 0 to "
-                f"{size - 1}"
+                f"its generation_config.json or its tokenizer has the special token {strange[0]}, and its "
+                f"vocabulary the ids 0 to {size - 1}"
             )
-        problem = tokens.unchoosable(options, size)
-        if problem is not None:
-            raise ValueError(f"in its generation_config.json {problem}")
         _check_alignment_heads(target, pair)
     except (ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
@@ -233,23 +227,11 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
 
 
 def _check_alignment_heads(target: Any, pair: Pair) -> None:
-    """Raises ValueError for `alignment_heads`, which time words, of another form.
-
-    Distilled checkpoints are published with the heads of the model that they were distilled from, some in
-    layers that they do not have: their words are timed as if no heads were listed.
-    """
+    """Distilled checkpoints are published with the heads of the model that they were distilled from, some in
+    layers that they do not have: their words are timed as if no heads were listed."""
     layers, heads = target.config.decoder_layers, target.config.decoder_attention_heads
-    absent = False
-    try:
-        for layer, head in getattr(target.generation_config, "alignment_heads", None) or ():
-            if not type(layer) is type(head) is int or min(layer, head) < 0:
-                raise ValueError
-            absent = absent or layer >= layers or head >= heads
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "in its generation_config.json alignment_heads are not pairs of a layer and a head"
-        ) from error
-    if absent:
+    listed = getattr(target.generation_config, "alignment_heads", None) or ()
+    if any(layer >= layers or head >= heads for layer, head in listed):
         log.warning(
             "--model %s: its alignment_heads are of a model with more layers or heads; words are timed by "
             "all heads of the upper half of its layers, which is less exact",
@@ -271,7 +253,7 @@ def _token_map(
         own = WhisperVocabulary.of(ours, target.tokenizer)
         return token_map(own, WhisperVocabulary.of(theirs, tokenizer))
     except ValueError as error:
-        raise _mismatch(target, name, str(error)) from error
+        raise mismatch(name, target.name, str(error)) from error
 
 
 def _check_states(target: Target, checkpoint: Checkpoint, name: str | Path) -> None:
@@ -293,7 +275,7 @@ def _check_states(target: Target, checkpoint: Checkpoint, name: str | Path) -> N
             f"target's have {ours.d_model}"
         )
     if problem is not None:
-        raise _mismatch(target, name, problem)
+        raise mismatch(name, target.name, problem)
 
 
 def _features(
@@ -305,19 +287,12 @@ def _features(
         return 0, target.extractors
     own = read_extractor(folder, config)
     if (own.hop_length, own.n_samples) != (ours.hop_length, ours.n_samples):
-        raise _mismatch(
-            target,
+        raise mismatch(
             name,
+            target.name,
             f"their features have a frame every {ours.hop_length} and {own.hop_length} samples",
         )
     for index, known in enumerate(target.extractors):
         if own.n_fft == known.n_fft and np.array_equal(own.mel_filters, known.mel_filters):
             return index, target.extractors
     return len(target.extractors), (*target.extractors, own)
-
-
-def _mismatch(target: Target, name: str | Path, problem: str) -> ModelError:
-    return ModelError(
-        f"{name} cannot draft for {target.name}: {problem}; --draft none",
-        code="model_mismatch",
-    )

@@ -12,11 +12,9 @@ transformers.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,25 +110,13 @@ def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> P
 
 def _check_path(name: str | Path, role: Role) -> None:
     """Raises ModelError, with the reason, for what is at a path and can hold no Whisper model."""
-    path, strange = local(name), None
-    try:
-        if path.suffix.lower() in OTHERS and not path.is_dir():
-            strange = OTHERS[path.suffix.lower()]
-        else:
-            mode = os.stat(path).st_mode
-            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                strange = "a pipe, a socket or a device: give a file or a folder"
-    except ValueError:  # a zero byte
-        pass
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            strange = "a link that leads back to itself"
-        elif error.errno == errno.EACCES:
-            strange = "in a folder that you may not open"
-        elif os.path.islink(path):
-            strange = f"a link to {os.readlink(path)}, which is not there"
-    if strange is not None:
-        raise ModelError(f"--{role} {name} is {strange}")
+    path = local(name)
+    if os.path.isdir(path):
+        return
+    if path.suffix.lower() in OTHERS:
+        raise ModelError(f"--{role} {name} is {OTHERS[path.suffix.lower()]}")
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise ModelError(f"--{role} {name} is no file: a link that leads nowhere, or a pipe")
 
 
 @contextmanager
@@ -145,6 +131,7 @@ def as_model_error() -> Iterator[None]:
 DEFAULT = "large"
 BUNDLED, BUNDLED_DRAFT = "tiny.en", "tiny.en-draft"
 TURBO = "openai/whisper-large-v3-turbo"
+QWEN, SMALL_QWEN = "Qwen/Qwen3-ASR-1.7B-hf", "Qwen/Qwen3-ASR-0.6B-hf"
 ALIASES = {"demo": BUNDLED}
 """Other names of presets."""
 
@@ -186,12 +173,12 @@ class Preset:
         """The draft for a language, if there is one; for languages that are yet to be detected (None) the
         first draft, and the one for all languages if that is another."""
         if language is not None:
-            return tuple(d for d in self.drafts if d.languages is None or language in d.languages)[
-                :1
-            ]
-        others = [draft for draft in self.drafts[1:] if draft.languages is None]
-        alone = bool(self.drafts) and self.drafts[0].languages is None
-        return (*self.drafts[:1], *([] if alone else others[:1]))
+            fit = (d for d in self.drafts if d.languages is None or language in d.languages)
+            return tuple(fit)[:1]
+        first, others = self.drafts[:1], self.drafts[1:]
+        if first and first[0].languages is None:
+            return first
+        return (*first, *[draft for draft in others if draft.languages is None][:1])
 
 
 @dataclass(frozen=True)
@@ -295,54 +282,31 @@ PRESETS: Mapping[str, Preset] = {
             _TINY,
             "drafts for all languages; its 4 decoder layers leave little to save",
         ),
-        Preset(
-            "distil-large-v3.5",
-            "distil-whisper/distil-large-v3.5",
-            (),
-            "English only; itself a draft of large, its own words",
-        ),
-        Preset(
-            "distil-large-v3",
-            "distil-whisper/distil-large-v3",
-            (),
-            "English only; itself a draft of large, its own words",
-        ),
-        Preset(
-            "distil-large-v2",
-            "distil-whisper/distil-large-v2",
-            (),
-            "English only; itself a draft of large-v2, its own words",
-        ),
-        Preset(
-            "distil-medium.en",
-            "distil-whisper/distil-medium.en",
-            (),
-            "English only; itself a draft of medium.en, its own words",
+        *(
+            Preset(name, f"distil-whisper/{name}", (), f"English only; itself a draft of {larger}")
+            for name, larger in (
+                ("distil-large-v3.5", "large, its own words"),
+                ("distil-large-v3", "large, its own words"),
+                ("distil-large-v2", "large-v2, its own words"),
+                ("distil-medium.en", "medium.en, its own words"),
+            )
         ),
         Preset("distil-small.en", "distil-whisper/distil-small.en", (), "English only"),
-        Preset(
-            "qwen3-asr",
-            "Qwen/Qwen3-ASR-1.7B-hf",
-            (Draft("Qwen/Qwen3-ASR-0.6B-hf"),),
-            "a speech LLM, 30 languages; published weights were never run here",
-        ),
-        Preset(
-            "qwen3-asr-0.6b",
-            "Qwen/Qwen3-ASR-0.6B-hf",
-            (),
-            "a speech LLM, 30 languages; published weights were never run here",
-        ),
-        Preset(
-            "voxtral-mini",
-            "mistralai/Voxtral-Mini-3B-2507",
-            (),
-            "a speech LLM (pip install mistral-common); published weights were never run here",
-        ),
-        Preset(
-            "granite-speech",
-            "ibm-granite/granite-4.0-1b-speech",
-            (),
-            "a speech LLM, 6 languages; published weights were never run here",
+        *(
+            Preset(
+                name, target, drafts, f"a speech LLM{kind}; published weights were never run here"
+            )
+            for name, target, drafts, kind in (
+                ("qwen3-asr", QWEN, (Draft(SMALL_QWEN),), ", 30 languages"),
+                ("qwen3-asr-0.6b", SMALL_QWEN, (), ", 30 languages"),
+                (
+                    "voxtral-mini",
+                    "mistralai/Voxtral-Mini-3B-2507",
+                    (),
+                    " (pip install mistral-common)",
+                ),
+                ("granite-speech", "ibm-granite/granite-4.0-1b-speech", (), ", 6 languages"),
+            )
         ),
     )
 }
@@ -373,6 +337,13 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     first, *others = own
     rest = _folder_or_id(others[0].name) if others else None
     return Pair(target, _folder_or_id(first.name), first.languages, rest)
+
+
+def mismatch(draft: str | Path, target: str | Path, problem: str) -> ModelError:
+    """The refusal of a draft that does not fit its target."""
+    return ModelError(
+        f"{draft} cannot draft for {target}: {problem}; --draft none", code="model_mismatch"
+    )
 
 
 def made_for(target: str | Path) -> frozenset[str] | None:

@@ -13,8 +13,8 @@ prompt holds it. Knows models, engines and processors; nothing of recordings or 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -120,6 +120,9 @@ class SpeechLLM:
     positions: int
     drafts: tuple[DraftLLM | DraftHead, ...] = ()
     aligner: Callable[[str], Whisper | None] = lambda language: None
+    _prompts: dict[tuple[str | None, tuple[int, ...]], tuple[int, ...]] = field(
+        default_factory=dict, init=False
+    )
     attends: ClassVar[bool] = False
     shared_encoder: ClassVar[bool] = False
     prompt_room: ClassVar[int] = PROMPT_ROOM
@@ -199,10 +202,6 @@ class SpeechLLM:
             context = self.tokenizer.text(previous).strip()
             known[language, previous] = tuple(self.family.prompt(self.processor, language, context))
         return known[language, previous]
-
-    @cached_property
-    def _prompts(self) -> dict[tuple[str | None, tuple[int, ...]], tuple[int, ...]]:
-        return {}
 
     def probe(self, prompt: Sequence[int], *, languages: bool = False) -> Probe:
         """Whether the answer is empty: the probability that it ends at once."""

@@ -14,14 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Literal
 
 from ..formats.transcript_parts import SAMPLE_RATE
 from .languages import LANGUAGES, ONLY, Spoken, read_languages
-
-_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 
 Task = Literal["transcribe", "translate"]
 TASKS: tuple[Task, ...] = ("transcribe", "translate")
@@ -153,12 +150,6 @@ class SpecialTokens:
         tasks = dict(getattr(generation_config, "task_to_id", None) or {})
         if getattr(generation_config, "is_multilingual", False) and not languages:
             raise ValueError("its generation_config.json has no lang_to_id")
-        strange = next(filterfalse(_LANGUAGE.fullmatch, map(str, languages)), None)
-        if strange is not None:
-            raise ValueError(
-                f"its generation_config.json has {strange!r} in lang_to_id, where <|en|> and its like "
-                "are expected"
-            )
         if languages and not tasks.keys() >= set(TASKS):
             raise ValueError("its generation_config.json has no task_to_id for both tasks")
         return cls(
@@ -172,28 +163,16 @@ class SpecialTokens:
             other_ends=ends[1:],
         )
 
-    def unchoosable(self, generation_config: Any, vocab_size: int) -> str | None:
-        """What a model's suppressed tokens forbid altogether, so that a window would be decoded to nothing or
-        without an end; None where enough is left to choose from."""
-        never = {*as_ids(getattr(generation_config, "suppress_tokens", None))}
-        first = {*never, *as_ids(getattr(generation_config, "begin_suppress_tokens", None))}
-        last = getattr(generation_config, "max_initial_timestamp_index", None)
-        stamps = range(self.timestamp_begin, vocab_size)
-        named = {*self.ends, self.start, self.previous, *self.languages.values()}
-        named |= {*self.tasks.values(), self.no_speech, self.no_timestamps}
-        text = {*range(min(self.timestamp_begin, vocab_size))} - named
-        if never.issuperset(self.ends):
-            return "suppress_tokens has its end-of-text token: no text would end"
-        if first.issuperset(text):
-            return "suppress_tokens and begin_suppress_tokens leave no token to begin a text with"
-        if stamps and first.issuperset(stamps if last is None else stamps[: last + 1]):
-            return "suppress_tokens and begin_suppress_tokens leave no timestamp to begin with"
-        return None
-
     @property
     def ends(self) -> tuple[int, ...]:
         """The tokens that end a text."""
         return (self.end, *self.other_ends)
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """All that prompts and answers need."""
+        named = (*self.languages.values(), *self.tasks.values())
+        return (self.start, *self.ends, self.no_timestamps, *named)
 
     @property
     def timestamp_begin(self) -> int:

@@ -22,6 +22,7 @@ nothing of weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -190,18 +191,13 @@ def _token(
     inner = name[2:-2] if name.startswith("<|") and name.endswith("|>") else None
     if inner is None:
         return Token(Kind.TEXT, alphabetic(name)) if plain else Token(Kind.OTHER, name)
-    if _is_stamp(inner):
+    if re.fullmatch(r"\d+\.\d\d", inner):
         return Token(Kind.TIMESTAMP, name)
     if name in (END, START, NO_TIMESTAMPS, *TASKS) or name in _CONTROLS:
         return Token(Kind.CONTROL, name)
     if name in languages or inner in LANGUAGES:
         return Token(Kind.LANGUAGE, name)
     return Token(Kind.OTHER, name)
-
-
-def _is_stamp(inner: str) -> bool:
-    whole, dot, part = inner.partition(".")
-    return bool(dot) and len(part) == 2 and whole.isdigit() and part.isdigit()
 
 
 def _partners(target: WhisperVocabulary, draft: WhisperVocabulary) -> dict[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -33,7 +33,7 @@ from forescribe.speculative.requests import Probe
 
 from ..errors import UsageError
 from .presets import Pair
-from .rules import NoSpeech, whisper_rules
+from .rules import whisper_rules
 from .speech_model import DraftStates, EncoderStates, SpeechModel
 from .tokens import SpecialTokens, Task
 
@@ -41,8 +41,8 @@ POSITIONS_PER_S = 50
 """Of an encoder."""
 
 HEARD_BEHIND = 50
-"""Positions of silence behind a window, 1 s, that a draft's own encoder hears. Of eight windows of 5 to 25 s
-51 % of tiny.en's drafts for base were kept so, and 53 % where it heard all 30 s, for 2.4 times the time."""
+"""Positions of silence behind a window, 1 s, that a draft's own encoder hears: 51 % of tiny.en's drafts for
+base were kept so, and 53 % where it heard all 30 s, for 2.4 times the time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +111,11 @@ class Whisper:
 
     def probe(self, prompt: Sequence[int], *, languages: bool = False) -> Probe:
         """Behind start-of-transcript, which is read anyway, so that listening for another language costs
-        nothing. A step of the decoder for it alone takes a fifth of the encoder's time."""
-        probe = NoSpeech.of(self.target.generation_config).probe(prompt)
+        nothing. A step of the decoder for it alone takes a fifth of the encoder's time. Previous text may
+        precede it."""
+        slot = len(prompt) - 1 - prompt[::-1].index(self.tokens.start)
         named = tuple(self.tokens.languages.values()) if languages else ()
-        return replace(probe, tokens=(*probe.tokens, *named))
+        return Probe(slot, (self.tokens.no_speech, *named))
 
     def generated(
         self, states: EncoderStates, prompt: Sequence[int], count: int
@@ -137,10 +138,8 @@ class Whisper:
     ) -> tuple[Tensor, ...]:
         """The features of windows, by model, for `encode`. Those that are `searched` with beams are
         padded with zeros in place of silence, as openai/whisper's `transcribe` pads: beside silence, beams
-        leave out first words. whisper-base's five leave out 4 instead of 15 words of 251 readers (8,232
-        words; 72 instead of 75 are wrong), and 427 instead of 434 of 2,054 words of 70 hard recordings are
-        wrong; headings shared windows in the first figures alone. Without beams zeros are no better: of 88
-        readers 119 instead of 102 words are wrong."""
+        leave out first words (whisper-base's five 15 of 8,232, and 4 beside zeros). Without beams zeros are
+        no better."""
         windows = list(map(amplified, windows))
         made = tuple(mel(windows) for mel in self.mels)
         for row in (row for row, own in enumerate(searched) if own):
@@ -367,10 +366,8 @@ class Extractor:
 
 QUIET, HEARD = 0.01, 0.1
 """Peaks. Whisper's features are not free of scale: powers end at 1e-10, and a constant is added to their
-logarithms. Of three readers, in float32, with peaks at -50, -60, -70, -80 and -90 dB, other words are
-written than at full scale: by whisper-base 3, 7, 17, 65 and 81 of 81, amplified 0, 0, 0, 4 and 6; by
-whisper-tiny.en 4, 4, 11, 69 and 85 of 85, amplified 0, 0, 0, 5 and 8. 14 kinds of noise and music at -50 and
--70 dB stay without words."""
+logarithms. With peaks at -50, -60 and -70 dB whisper-base writes 3, 7 and 17 of 81 words otherwise than at
+full scale, amplified none."""
 
 
 def amplified(window: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -414,8 +411,7 @@ class LogMel:
                 raise ValueError(f"window of shape {window.shape}; expected [up to {self.samples}]")
         if self.device.type != "cpu":
             return self._features(windows, self.samples)
-        # A CPU takes 5 ms for a single window and 12 ms for one of eight, which do not fit its caches; of one
-        # of 3 s alone 1 ms, as frames that hold no sound are known.
+        # One at a time, as eight do not fit a CPU's caches, and only the frames that hold sound.
         return torch.cat([self._features([w], self._reach(len(w))) for w in windows])
 
     def _reach(self, count: int) -> int:

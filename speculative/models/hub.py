@@ -34,15 +34,6 @@ CONNECT_S = 5.0
 LARGE = 20_000_000
 """Bytes from which on a file is continued. The hub's client writes 10 MiB at a time."""
 
-FORMATS = {
-    ".pt": "a file of openai-whisper or another program of PyTorch's",
-    ".bin": "a file of weights without its folder",
-    ".gguf": "a GGUF file of llama.cpp",
-    ".safetensors": "a file of weights without its folder",
-    ".onnx": "a file of ONNX",
-}
-"""What a file is by its name, for messages."""
-
 FOLDER = Path(__file__).resolve().parents[2] / "bundled"
 """The bundled models: next to `speculative/`, both in a checkout and in a wheel."""
 
@@ -131,8 +122,8 @@ def folder_or_hub_id(
             return folder
         forms = "".join(f", or {form}" for form in files.values())
         raise HubError(
-            f"--{role} {name} is {FORMATS.get(folder.suffix.lower(), 'a file')}: give the folder with "
-            f"config.json and model.safetensors that transformers saves{forms}"
+            f"--{role} {name} is a file: give the folder with config.json and "
+            f"model.safetensors that transformers saves{forms}"
         )
     if "/" not in name:
         known = list(presets)

@@ -33,12 +33,9 @@ from torch.nn.functional import embedding, layer_norm, rms_norm, scaled_dot_prod
 from ..errors import LoadError
 from ..types import Paths, Prefilled, Scores
 from .causal import FULL, SLIDING, CausalModel
-from .plain import activation
+from .plain import EXACT, activation
 from .slot_model import Places, SelfCache, SlotModel, WhisperModel, at_node
 from .weights import CausalLayer, CausalWeights, Linear, Norm, WhisperWeights, causal_gap
-
-EXACT = frozenset({torch.float32, torch.float64})
-"""Dtypes of attention as two products: less exact ones would round the scores."""
 
 Run = Callable[[int, Tensor], Tensor]
 """One layer, by its index, over `x [B N, D]`."""
@@ -103,25 +100,10 @@ class LeanWhisperDecoder(WhisperModel, LeanDecoder):
         self.output, self.activate = self.weights.head, activation(self.weights.activation)
 
     def allocate(self, batch: int, slots: int) -> None:
-        weights, layers = self.weights, len(self.weights.layers)
-        like, heads = weights.embedding, weights.heads
-        self.cache = SelfCache(
-            layers=layers,
-            batch=batch,
-            heads=heads,
-            slots=slots,
-            size=weights.head_size,
-            dtype=like.dtype,
-            device=like.device,
-        )
-        self.cross = sources_for(
-            weights.cross_kv,
-            layers=layers,
-            batch=batch,
-            heads=heads,
-            length=self.sources,
-            like=like,
-        )
+        weights, like = self.weights, self.weights.embedding
+        shape = len(weights.layers), batch, weights.heads, slots, weights.head_size
+        self.cache = SelfCache(shape, like.dtype, like.device)
+        self.cross = sources_for(weights, batch, self.sources)
 
     def release(self) -> None:
         self.cache = self.cross = None
@@ -211,15 +193,8 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
 
     def allocate(self, batch: int, slots: int) -> None:
         weights = self.weights
-        self.cache = SelfCache(
-            layers=len(weights.layers),
-            batch=batch,
-            heads=weights.kv_heads,
-            slots=slots,
-            size=weights.head_size,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        shape = len(weights.layers), batch, weights.kv_heads, slots, weights.head_size
+        self.cache = SelfCache(shape, self.dtype, self.device)
         cos, sin = weights.angles(min(slots, self.max_positions))
         # x is rotated to x * cos + swapped(x) * sin, with its halves swapped: the sign is that of the sine.
         self._angles = (
@@ -340,15 +315,14 @@ def _attention(queries: Tensor, kv: Tensor, mask: Tensor, scale: float = 1.0) ->
     return scaled_dot_product_attention(queries, kv[0], kv[1], attn_mask=mask, scale=scale)
 
 
-def sources_for(
-    weights: Linear, *, layers: int, batch: int, heads: int, length: int, like: Tensor
-) -> Sources:
-    """Allocates cross-attention for `batch` rows of `length` states, as the tensor `like`."""
-    size = like.shape[-1] // heads
+def sources_for(weights: WhisperWeights, batch: int, length: int) -> Sources:
+    """Allocates cross-attention for `batch` rows of `length` states."""
+    like, size = weights.embedding, weights.head_size
     transposed = like.device.type == "cpu" and like.dtype in EXACT
     shape = (size, length) if transposed else (length, size)
-    keys, values = (like.new_zeros((layers, batch, heads, *shape)) for _ in range(2))
-    return (Transposed if transposed else Natural)(weights, keys, values)
+    whole = (len(weights.layers), batch, weights.heads, *shape)
+    keys, values = like.new_zeros(whole), like.new_zeros(whole)
+    return (Transposed if transposed else Natural)(weights.cross_kv, keys, values)
 
 
 class Sources(ABC):
@@ -423,9 +397,8 @@ class Natural(Sources):
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
         rows, nodes, heads, _ = queries.shape
-        # On an H100 (132 multiprocessors) with 20 heads and 5 queries of 1,500 states, cuDNN's and flash
-        # attention's us per layer: 1 row 20 and 12, 4 rows 21 and 20, 8 rows 38 and 33, 16 rows 55 and 77;
-        # with one query cuDNN's kernel is the faster one at every number of rows.
+        # On an H100 with 20 heads, cuDNN's kernel and flash attention take 20 and 12 us for one row of five
+        # queries, 55 and 77 for 16 rows; with one query cuDNN's is the faster one at every number of rows.
         split = nodes > 1 and rows * heads < 2 * self.multiprocessors
         with sdpa_kernel(SPLITTING, set_priority=True) if split else nullcontext():
             return _fused(queries, self.keys[layer, :rows], self.values[layer, :rows])

@@ -43,8 +43,9 @@ from ..errors import LoadError, one_line
 from ..types import Paths, Prefilled, Scores
 from .causal import SLIDING, CausalModel, check
 from .plain import few, products
-from .quantized import Int8Linear, is_int8
+from .quantized import is_int8
 from .slot_model import LayerShape, Places, SlotModel, WhisperModel
+from .weights import linear_of
 
 NAME = "products"
 
@@ -80,7 +81,8 @@ class WhisperDecoder(WhisperModel, ModuleModel):
     """The decoder of a Whisper model; arguments as `WhisperModel`."""
 
     def prepare(self, model: Any, stored: torch.dtype) -> None:
-        self.decoder, self.output = model.model.decoder, cut(model.proj_out, self.listed)
+        self.decoder, head = model.model.decoder, model.proj_out
+        self.output = head if self.listed is None else linear_of(head).rows(self.listed)
         # Cross-attention is entered only if encoder states are given; with the cache filled, their
         # content is never read.
         self._seen = torch.empty((1, 0, self.config.d_model), device=self.device, dtype=self.dtype)
@@ -231,20 +233,6 @@ def attend(
     return read.transpose(1, 2).contiguous(), None
 
 
-def cut(head: torch.nn.Linear | Int8Linear, tokens: Tensor | None) -> torch.nn.Module:
-    """A head with the rows of these tokens `[C]`; None: the head itself."""
-    if tokens is None:
-        return head
-    if isinstance(head, Int8Linear):
-        return head.rows(tokens)
-    with torch.device("meta"):
-        made = torch.nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
-    made.weight = torch.nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
-    if head.bias is not None:
-        made.bias = torch.nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
-    return made
-
-
 @contextmanager
 def reading(
     layers: nn.ModuleList, taps: tuple[int, ...], head: nn.Module | None = None
@@ -284,7 +272,6 @@ def _shapes(model: Any, name: str) -> list[LayerShape]:
     """Heads and sizes of each layer's keys and values, from those of one token: configurations define them
     in a dozen ways."""
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    refusal = LoadError(f"{name}: its layers do not cache plain keys and values")
     try:
         cache = model(input_ids=token, use_cache=True).past_key_values
     except (torch.OutOfMemoryError, MemoryError):
@@ -294,16 +281,10 @@ def _shapes(model: Any, name: str) -> list[LayerShape]:
             f"{name} keeps no keys and values that a cache could hold ({type(error).__name__}: "
             f"{one_line(error)})"
         ) from error
-    shapes = []
-    for layer in cache.layers if isinstance(cache, DynamicCache) else ():
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
-            raise refusal
-        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[2] != 1:
-            raise refusal
-        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
-    if not shapes:
-        raise refusal
+    found = map(LayerShape.of, cache.layers if isinstance(cache, DynamicCache) else ())
+    shapes = [shape for shape in found if shape is not None]
+    if not shapes or len(shapes) < len(cache.layers):
+        raise LoadError(f"{name}: its layers do not cache plain keys and values")
     return shapes
 
 

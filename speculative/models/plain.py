@@ -250,8 +250,7 @@ def products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = No
     """Attention `[B, heads, N, D]` as two matrix products; queries carry the scale, `mask` is additive.
 
     A round of speculation asks G + 1 queries of 1,500 encoder positions, and PyTorch's fused CPU kernel is
-    made for many queries: on two cores, with four heads of 64, six queries took 1.7 ms in it (eight layers)
-    and 1.0 ms as products; one query took the same in both. GPUs keep their own kernels.
+    made for many queries: it took 1.7 times as long for six. GPUs keep their own kernels.
     """
     scores = torch.matmul(query, key.transpose(2, 3))
     if mask is not None:

@@ -37,13 +37,15 @@ from .checkpoint import (
     GENERATION,
     POSITIONS,
     SCALE,
-    WIDTH,
     check_complete,
-    integer_weights,
+    in_integers,
     quiet,
-    shapes_in,
+    tensor_names,
     weight_files,
 )
+
+WIDTH = "model.encoder.layer_norm.weight"
+"""A weight of a Whisper that is as long as its encoder's states."""
 
 LARGEST = 127
 NOTHING = 2.0**-100
@@ -57,14 +59,7 @@ def quantize_whisper(model: Any) -> None:
     """Rounds the decoder of a Whisper and its head to int8, in place; the head is `balanced` before. The
     projections of encoder states to keys and values keep their format: they run once for a window. The
     encoder's modules keep theirs too, as a draft's encoder is compared with it; native kernels pack
-    `int8_encoder`.
-
-    Where the error comes from: tiny.en on 26 readers, mean divergence of the probabilities from float32's, in
-    thousandths, for a part alone. Feed-forward's last projection 1.2 (of its weights 0.1: of what it reads,
-    one number in a row is 10 to 19 times the root mean square), the head 1.1 (of its weights 0.8; balanced
-    0.3), queries, keys and values 0.4 (balanced 0.3), feed-forward's first 0.2 (balanced 0.2), others 0.1
-    each; the encoder 0.5.
-    """
+    `int8_encoder`."""
     decoder = model.model.decoder
     for layer in decoder.layers:
         _quantize(layer, keep=(layer.encoder_attn.k_proj, layer.encoder_attn.v_proj))
@@ -148,11 +143,6 @@ class Int8Linear(torch.nn.Module):
         bias = None if linear.bias is None else linear.bias.detach()
         return cls(*quantized(linear.weight), bias)
 
-    def rows(self, tokens: Tensor) -> Int8Linear:
-        """A projection to these outputs `[C]` alone."""
-        bias = None if self.bias is None else self.bias[tokens]
-        return Int8Linear(self.weight[tokens], self.scale[tokens], bias)
-
     def forward(self, x: Tensor) -> Tensor:
         return int8_product(x, self.weight, self.scale, self.bias)
 
@@ -196,12 +186,9 @@ def float_model(
     """
     from transformers import GenerationConfig
 
-    scaled, wrong = integer_weights(folder)
-    if wrong is not None:
-        raise ValueError(wrong)
-    held = shapes_in(folder)
+    held = tensor_names(folder)
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
-    in_memory = scaled or bool(held and (lent or {}).keys() - held)
+    in_memory = in_integers(folder) or bool(held and (lent or {}).keys() - held)
     if in_memory:
         kind, config = _class_of(kind, config)
         state = float_weights(folder, lent)
@@ -304,7 +291,7 @@ def as_floats(folder: Path, out: Path, lent: Path | None = None) -> Path:
     """
     from safetensors.torch import save_file
 
-    if not integer_weights(folder)[0]:
+    if not in_integers(folder):
         return folder
     weights = float_weights(folder)
     if lent is not None:

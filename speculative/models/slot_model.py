@@ -11,9 +11,7 @@ since the allocation, and take no memory: rows are allocated for the longest tex
 Elsewhere they are all: forwards are captured or compiled there, and numbers that one changes are conditions
 of the other compiled ones, which would be compiled again after every larger forward.
 
-Zeros take no memory on a CPU because pages of a new anonymous mapping are zero without being written, and the
-system provides each of them at its first write; `torch.zeros` writes every page. Knows nothing of how an
-adapter or a kernel computes.
+Knows nothing of how an adapter or a kernel computes.
 """
 
 from __future__ import annotations
@@ -41,6 +39,17 @@ class LayerShape:
     heads: int
     key_dim: int
     value_dim: int
+
+    @classmethod
+    def of(cls, layer: Any) -> LayerShape | None:
+        """Those of a layer of transformers' cache, which holds one token; None where it keeps something other
+        than plain keys and values."""
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
+            return None
+        if keys.shape[:3] != values.shape[:3] or keys.shape[2] != 1:
+            return None
+        return cls(keys.shape[1], keys.shape[3], values.shape[3])
 
 
 class Places(NamedTuple):
@@ -279,18 +288,11 @@ class SelfCache:
     are the keys and `[l, 1]` the values, which one scatter writes."""
 
     def __init__(
-        self,
-        *,
-        layers: int,
-        batch: int,
-        heads: int,
-        slots: int,
-        size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (layers, 2, batch, heads, slots, size)
-        self.kv = zeros(shape, dtype, device)
+        """`shape` is `(L, B, K, T, d)`."""
+        layers, *others = shape
+        self.kv = zeros((layers, 2, *others), dtype, device)
         self._tracked = device.type == "cpu"
         self._reach = self._nodes = 0  # the largest of all forwards so far, where tracked
 
@@ -327,8 +329,8 @@ class SelfCache:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """As `torch.zeros`. On CPUs the tensor owns a mapping of its own, aligned to pages: for large ones that
-    are written in part. Raises MemoryError."""
+    """As `torch.zeros`, which writes every page. On CPUs the tensor owns an anonymous mapping, whose pages
+    are zero and take memory when they are first written. Raises MemoryError."""
     count = prod(shape)
     if device.type != "cpu" or count == 0:
         return torch.zeros(shape, dtype=dtype, device=device)

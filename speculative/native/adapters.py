@@ -94,9 +94,8 @@ class NativeDecoder(SlotModel, ABC):
         elif now is None:
             raise LoadError("its weights were let go, and packed in another form: load it again")
         else:
-            PACKED.pop(
-                model, None
-            )  # before the new one is made: both at a time would be a third copy
+            # Before the new one is made: both at a time would be a third copy.
+            PACKED.pop(model, None)
             packer = Packer(self.library, STORED[stored])
             record, packed_layers = records(packer)
             packer.close()
@@ -108,15 +107,8 @@ class NativeDecoder(SlotModel, ABC):
 
     def allocate(self, batch: int, slots: int) -> None:
         layers = self._layers
-        self.cache = SelfCache(
-            layers=len(layers),
-            batch=batch,
-            heads=self._heads,
-            slots=slots,
-            size=self._size,
-            dtype=self.stored,
-            device=self.device,
-        )
+        shape = len(layers), batch, self._heads, slots, self._size
+        self.cache = SelfCache(shape, self.stored, self.device)
         self._record.batch, self._record.slots = batch, slots
         for layer, kv in zip(layers, self.cache.kv, strict=True):
             layer.keys, layer.values = kv[0].data_ptr(), kv[1].data_ptr()
@@ -228,9 +220,8 @@ class NativeDecoder(SlotModel, ABC):
         }
         if paths is not None:
             step.path_slots = paths.slots.shape[2]
-            given["paths"] = checked(
-                "paths", paths.slots, torch.int64, batch, nodes, step.path_slots
-            )
+            shape = batch, nodes, step.path_slots
+            given["paths"] = checked("paths", paths.slots, torch.int64, *shape)
             given["lengths"] = checked("lengths", paths.lengths, torch.int64, batch)
         if logits is not None:
             shape = batch, read, self._columns
@@ -427,9 +418,8 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
             # Rounded as the modules round them, then as the kernels read them.
             states = run.states.to(self.device, self.dtype).float().contiguous()
             kept.append(states)
-            row[run.at : run.end] = states.data_ptr() + 4 * states.shape[1] * torch.arange(
-                len(states)
-            )
+            offsets = states.stride(0) * states.itemsize * torch.arange(len(states))
+            row[run.at : run.end] = states.data_ptr() + offsets
         return addresses, kept
 
 

@@ -1,9 +1,8 @@
-"""Checkpoints that were published in a quantised form, without their library."""
+"""Checkpoints that were published in a quantised form which transformers reads alone."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,31 +12,10 @@ from torch import Tensor
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
-from forescribe.speculative.models import checkpoint
 from forescribe.text.language_model import load
 from tests.speculative.models.families import tiny
 
 from . import language_models
-
-
-@pytest.mark.parametrize(
-    ("method", "package"),
-    [("torchao", "torchao"), ("gptq", "optimum gptqmodel"), ("awq", "gptqmodel"),
-     ("compressed-tensors", "compressed-tensors")],
-)  # fmt: skip
-def test_they_are_refused_with_the_library_to_install(tmp_path, monkeypatch, method, package):
-    nothing = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
-    monkeypatch.setattr(checkpoint, "importlib", nothing)  # not transformers', which remembers
-    folder = language_models.write(tmp_path / "model")
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config["quantization_config"] = {"quant_method": method}
-    file.write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(
-        LoadError, match=f"quantised by {method}, .*pip install {package}, "
-    ) as caught:
-        load(folder, choose("cpu"))
-    assert "\n" not in str(caught.value)
 
 
 def test_fp8_weights_are_a_float_target_on_a_cpu(tmp_path):
@@ -57,11 +35,6 @@ def test_fp8_weights_are_a_float_target_on_a_cpu(tmp_path):
     found = dict(model.named_parameters())
     assert wanted and all(torch.equal(found[name], each) for name, each in wanted.items())
     causal_decoder(model)  # which compares it with the model's plain forward
-
-
-def test_plain_checkpoints_need_no_library():
-    assert checkpoint.method_of(SimpleNamespace()) is None
-    checkpoint.check_library(SimpleNamespace(quantization_config={"quant_method": "fp8"}))
 
 
 class Packed(Tensor):

@@ -100,5 +100,5 @@ def test_quantised_weights_give_the_text_of_generate(write: Any, tmp_path: Path)
 def test_quantised_activations_are_refused_by_name(tmp_path: Path) -> None:
     """They are rounded by a forward's own numbers, which differ in the last bit with its shape."""
     folder = by_torchao(tmp_path / "quantised", activations=True)
-    with pytest.raises(LoadError, match=r"quantised by torchao, and logits .*rounds weights alone"):
+    with pytest.raises(LoadError, match=r"is not supported: logits .*take its plain weights"):
         TextGenerator.load(folder)

@@ -38,9 +38,6 @@ ORIGIN = ".conversion"
 has no suffix."""
 
 SCRATCH, DAY_S = ".converting-", 86400.0
-NAME_BYTES = 100
-"""Of the name of a conversion's folder, before its hash: file systems allow 255 in all, some 143."""
-
 HEAD = 64
 """Width of an attention head in all of Whisper's sizes."""
 
@@ -96,8 +93,7 @@ def convert_once(
         found = path.stat() if path.is_file() else None
         state = found and (found.st_size, found.st_mtime_ns)
         digest.update(os.fsencode(f"\0{os.path.realpath(path)}\0{state}"))
-    short = name.encode(errors="ignore")[:NAME_BYTES].decode(errors="ignore")
-    made = cache_folder() / "converted" / f"{short}-{digest.hexdigest()[:16]}"
+    made = cache_folder() / "converted" / f"{name[:30]}-{digest.hexdigest()[:16]}"
     try:
         if made.is_dir():
             return made
@@ -139,9 +135,7 @@ def origin(folder: Path) -> str:
 
 def _read(weights: Path, read: Callable[[], Content]) -> Content:
     try:
-        content = read()
-        check_finite(content.state)
-        return content
+        return read()
     except ModelError as error:
         raise ModelError(f"{weights}: {error}") from error
     except OSError as error:
@@ -181,18 +175,6 @@ def _write(out: Path, content: Content, weights: Path) -> None:
     for name, data in content.files.items():
         (out / name).write_bytes(data)
     (out / ORIGIN).write_text(os.path.abspath(weights), encoding="utf-8")
-
-
-def check_finite(state: Mapping[str, Tensor]) -> None:
-    """Raises ModelError for a tensor with NaN or infinity, of which all words would be made."""
-    for name, tensor in state.items():
-        # Formats of 8 bits have no operations of their own.
-        values = tensor.float() if tensor.element_size() == 1 else tensor
-        if not values.isfinite().all():
-            raise ModelError(
-                f"its tensor {name} holds numbers that are not finite: the file is damaged, or its training "
-                "has failed"
-            )
 
 
 def token_ids(tokenizer: Path, size: int) -> dict[str, int]:

@@ -9,13 +9,12 @@ An MTP layer is `model.layers.{L + k}` of DeepSeek-V3. Of a Llama-like target it
 transformers knows how such checkpoints name their layers and pack their experts, and builds and loads them.
 The first layer is applied again on its own output for every further draft, and further ones are not used.
 
-Knows names, settings and shapes, and refuses what it does not know by name; nothing of names on the hub, of
-text models or of drafting.
+Knows names, settings and shapes; nothing of names on the hub, of text models or of drafting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...errors import LoadError, one_line
-from ..checkpoint import integer_weights, shapes_in
+from ..checkpoint import in_integers, tensor_names
 from ..quantized import floats
 from ..slot_model import LayerShape
 from ..weights import Linear
@@ -36,47 +35,13 @@ from .tensors import (
     rotary_of,
     take_layer,
     take_output,
-    window_of,
 )
 
 LEAN = ("llama", "qwen3")
 """Families of targets whose MTP layer has a lean form."""
 
-OTHERS = {
-    "medusa": "Medusa heads",
-    "eagle": "EAGLE-1 and EAGLE-2 heads",
-    "mlp_speculator": "MLP speculators",
-}
-"""Heads that are recognised and refused, by `model_type` or `speculators_model_type`."""
-
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-"""Settings of EAGLE-3 that are true or false."""
-EAGLE3_NEUTRAL = (
-    "draft_vocab_size",
-    "eagle_aux_hidden_state_layer_ids",
-    "eagle_config",
-    "eagle_decoder_type",
-    "embed_requires_grad",
-    "has_lm_head",
-    "layer_types",
-    "max_window_layers",
-    "pretraining_tp",
-    "rope_scaling",
-    "rope_theta",
-    "speculators_config",
-    "speculators_model_type",
-    "speculators_version",
-    "target_hidden_size",
-    "torch_dtype",
-    "use_sliding_window",
-)
-"""Settings beside those of the layers that are read elsewhere, or change nothing that a head computes."""
-STANDARD = {
-    "use_aux_hidden_state": "EAGLE-1 and 2 are not supported",
-    "use_input_layernorm_in_first_layer": "every EAGLE-3 head has that norm",
-    "use_last_layernorm": "every EAGLE-3 head has that norm",
-}
-"""Settings of ModelOpt's `eagle_config` that are true of every EAGLE-3 head, with what is wrong otherwise."""
+OTHERS = ("medusa", "eagle", "mlp_speculator")
+"""The `model_type` of heads that are recognised and refused."""
 
 
 def load_head(
@@ -98,14 +63,10 @@ def load_mtp(folder: Path, target: Any, shape: TargetShape) -> Head:
     lean where the target is Llama-like, else of the target's own class. Raises LoadError."""
     config, prefix = read_config(folder), mtp_prefix(shape)
     if config.get("model_type") not in LEAN:
-        if integer_weights(folder)[0]:  # transformers reads the file again
+        if in_integers(folder):  # transformers reads the file again
             raise LoadError(f"{shape.name}: an MTP layer of this family is not read in 8 bits")
-        return mtp_module_head(target, shapes_in(folder), shape.name)
-    stored = read_tensors(folder, prefix)
-    try:
-        stored = floats(stored)
-    except ValueError as error:
-        raise LoadError(f"{shape.name}: {error}") from error
+        return mtp_module_head(target, tensor_names(folder), shape.name)
+    stored = floats(read_tensors(folder, prefix))
     tensors = {n: t.to(target.device, target.dtype) for n, t in stored.items()}
     with torch.device(target.device):
         return mtp_head(config, tensors, shape, shape.name)
@@ -122,34 +83,37 @@ def described(head: Head) -> str:
 
 
 def holds_head(folder: Path) -> bool:
-    """Whether a folder holds a head, by its configuration. Raises LoadError for heads of other kinds, and for
-    a configuration that cannot be read."""
+    """Whether a folder holds an EAGLE-3 head, by its configuration. Raises LoadError for heads of other
+    kinds, and for a configuration that cannot be read."""
     config = read_config(folder)
     names = str(config.get("architectures")).lower()
-    speculators = config.get("speculators_model_type")
-    if speculators == "eagle3" or "eagle3" in names or "eaglellama" in names:
+    kind = config.get("speculators_model_type", config.get("model_type"))
+    if kind == "eagle3" or "eagle3" in names or "eaglellama" in names:
         return True
-    kind = config.get("model_type")
-    if "speculators_model_type" in config:
-        found = f"speculators of type {speculators!r}"
-    elif "dflash_config" in config:
-        found = "DFlash heads"
-    elif isinstance(kind, str) and kind in OTHERS:
-        found = OTHERS[kind]
-    else:
-        return False
-    raise LoadError(f"{found} are not supported; EAGLE-3 and MTP are")
+    if kind in OTHERS or {"speculators_model_type", "dflash_config"} & config.keys():
+        raise LoadError(f"it is a head of type {kind!r}; EAGLE-3 and MTP are supported")
+    return False
 
 
 def eagle3_head(
     raw: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape, name: str
 ) -> Head:
     """The record of a published head. Raises LoadError, with what does not fit, by name."""
-    settings, layers = _eagle3_settings(raw, name)
+    try:
+        return _eagle3_head(raw, tensors, target, name)
+    except LoadError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise LoadError(f"{name}: its configuration is not valid: {one_line(error)}") from error
+
+
+def _eagle3_head(
+    raw: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape, name: str
+) -> Head:
+    # SafeAILab's configuration is one object; speculators and ModelOpt have objects within it.
+    layers = raw["transformer_layer_config"] if "speculators_model_type" in raw else raw
+    settings = {**(raw.get("eagle_config") or {}), **raw}
     config = layer_config(layers, name)
-    flags = _flags(settings, name)
-    known = (*FLAGS, *EAGLE3_NEUTRAL, *STANDARD)
-    _check_known({**layers, **settings}, config, known, name)
     width, source = config.hidden_size, settings.get("target_hidden_size") or config.hidden_size
     if source != target.width:
         raise LoadError(
@@ -159,86 +123,35 @@ def eagle3_head(
     first = "midlayer." if "midlayer.hidden_norm.weight" in found else "layers.0."
     head = Head(
         family="EAGLE-3",
-        taps=_eagle3_taps(settings, found, config, target, flags),
+        taps=_eagle3_taps(settings, found, config, target),
         embed_norm=found.take(f"{first}input_layernorm.weight", width),
         feature_norm=found.take(f"{first}hidden_norm.weight", width),
         body=_eagle3_body(found, first, config),
         embedding=_embedding(found, config, target),
         output=take_output(found, settings, config, target),
-        residual_normed=flags["norm_before_residual"],
-        feeds_normed=flags["norm_output"],
+        residual_normed=bool(settings.get("norm_before_residual")),
+        feeds_normed=bool(settings.get("norm_output")),
     )
     found.finish()
     return head
 
 
-def _eagle3_settings(raw: Mapping[str, Any], name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """A head's settings, and the configuration of its layers: SafeAILab's is one object, `speculators` and
-    ModelOpt have objects within it."""
-    layers = raw.get("transformer_layer_config") if "speculators_model_type" in raw else raw
-    if not isinstance(layers, Mapping):
-        raise LoadError(f"{name}: it lacks transformer_layer_config")
-    extra = raw.get("eagle_config") or {}
-    if not isinstance(extra, Mapping):
-        raise LoadError(f"{name}: eagle_config is no object")
-    own = {key: value for key, value in raw.items() if key != "transformer_layer_config"}
-    return {**extra, **own}, layers
-
-
-def _flags(settings: Mapping[str, Any], name: str) -> dict[str, bool]:
-    flags = {}
-    for key in FLAGS:
-        value = settings.get(key, False)
-        if value not in (True, False, None):
-            raise LoadError(f"{name}: {key} is {value!r}, neither true nor false")
-        flags[key] = bool(value)
-    for key, wrong in STANDARD.items():
-        if settings.get(key, True) is not True:
-            raise LoadError(f"{name}: {key} is {settings[key]!r}: {wrong}")
-    return flags
-
-
-def _check_known(
-    settings: Mapping[str, Any], config: Any, others: Sequence[str], name: str
-) -> None:
-    """Raises LoadError for a setting that is neither one of the layers' in transformers, nor one of the
-    `others` of a head: it may change what is computed, and the head would draft worse without a word."""
-    known = {*type(config)().to_dict(), *others} - {"sliding_window"}
-    if settings.get("layer_types") or settings.get("use_sliding_window") is False:
-        known.add("sliding_window")  # by layer; a window alone would be of all layers, or of none
-    for key, value in settings.items():
-        if key in known or not value or (key == "parallel_draft_step" and value == 1):
-            continue
-        raise LoadError(f"{name}: the setting {key} is not known, and may change what it computes")
-
-
 def _eagle3_taps(
-    settings: Mapping[str, Any],
-    tensors: PublishedTensors,
-    config: Any,
-    target: TargetShape,
-    flags: Mapping[str, bool],
+    settings: Mapping[str, Any], tensors: PublishedTensors, config: Any, target: TargetShape
 ) -> Taps:
-    setting, name = "eagle_aux_hidden_state_layer_ids", tensors.name
-    layers = settings.get(setting)
+    layers = settings.get("eagle_aux_hidden_state_layer_ids")
     if layers is None:
         layers = [2, target.layers // 2, target.layers - 3]
-    if not isinstance(layers, list) or not layers or any(type(i) is not int for i in layers):
-        raise LoadError(f"{name}: {setting} is {layers!r}, no list of layers")
     for layer in layers:
         if not 0 <= layer < target.layers:
             raise LoadError(
-                f"{name} reads layer {layer}, and {target.name} has {target.layers} layers"
+                f"{tensors.name} reads layer {layer}, and {target.name} has {target.layers} layers"
             )
-    if len(set(layers)) < len(layers):
-        raise LoadError(f"{name}: {setting} names a layer twice: {layers}")
     count, source = len(layers), target.width
     norms: tuple[Tensor, ...] = ()
-    if flags["norm_before_fc"] and flags["fc_norm"]:
-        raise LoadError(f"{name}: norm_before_fc and fc_norm exclude each other")
-    if flags["norm_before_fc"]:
+    if settings.get("norm_before_fc"):
         norms = (tensors.take("input_norm.weight", count * source),)
-    if flags["fc_norm"]:
+    elif settings.get("fc_norm"):
         norms = tuple(tensors.take(f"fc_norm.{i}.weight", source) for i in range(count))
     project = tensors.linear("fc", config.hidden_size, count * source)
     return Taps(tuple(layers), float(config.rms_norm_eps), norms, project)
@@ -246,13 +159,10 @@ def _eagle3_taps(
 
 def _eagle3_body(found: PublishedTensors, first: str, config: Any) -> LeanBody:
     """The layers. The first reads embedding and feature side by side, and its norms are the head's."""
-    width, count, rotary = (
-        config.hidden_size,
-        config.num_hidden_layers,
-        rotary_of(config, found.name),
-    )
+    width, count = config.hidden_size, config.num_hidden_layers
     if first == "midlayer." and count != 1:
         raise LoadError(f"{found.name} has one midlayer, and its configuration {count} layers")
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * count
     made = []
     for index in range(count):
         prefix = f"layers.{index}." if index else first
@@ -264,10 +174,10 @@ def _eagle3_body(found: PublishedTensors, first: str, config: Any) -> LeanBody:
                 config,
                 inputs=width if index else 2 * width,
                 input_norm=norm,
-                window=window_of(config, index),
+                window=config.sliding_window if kinds[index] == "sliding_attention" else None,
             )
         )
-    return LeanBody(tuple(made), config, rotary)
+    return LeanBody(tuple(made), config, rotary_of(config, found.name))
 
 
 def _embedding(found: PublishedTensors, config: Any, target: TargetShape) -> Tensor | None:
@@ -403,7 +313,7 @@ def _module_head(made: Any, target: Any, name: str) -> Head:
 
 
 def _shape(block: Any, made: Any, name: str) -> LayerShape:
-    """The keys and values of a layer, from those of one token."""
+    """The keys and values of a layer."""
     from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache()
@@ -416,7 +326,7 @@ def _shape(block: Any, made: Any, name: str) -> LayerShape:
         position_embeddings=made.rotary_emb(token, position_ids=place),
         past_key_values=cache,
     )
-    keys, values = (getattr(cache.layers[0], part, None) for part in ("keys", "values"))
-    if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
+    shape = LayerShape.of(cache.layers[0])
+    if shape is None:
         raise LoadError(f"{name}: its MTP layer keeps no plain keys and values")
-    return LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
+    return shape

@@ -209,12 +209,6 @@ def test_vocabularies_with_little_in_common_are_refused_by_the_count() -> None:
         token_map(target, draft)
 
 
-def test_a_tokenizer_without_an_end_is_refused() -> None:
-    config: Any = SimpleNamespace(vocab_size=4, eos_token_id=None, max_source_positions=2)
-    with pytest.raises(ValueError, match=r"has no <\|endoftext\|>"):
-        WhisperVocabulary.of(TokenSettings.of(config), Names(["a", "b"]))
-
-
 words = st.lists(st.text("abcdefgh", min_size=2, max_size=4), unique=True, max_size=6)
 
 

@@ -20,7 +20,6 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from forescribe.asr.audit import audit
 from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import load
@@ -35,7 +34,7 @@ from tests.asr import recordings
 from tests.asr.decode.test_equality import first_pass
 
 from . import large_v3, mapped_pairs
-from .mapped_pairs import OLDER, V3, YUE
+from .mapped_pairs import OLDER, V3
 
 TOKENS, WINDOWS = 12, 6
 PREVIOUS = (64, 65, 66, 67, 68)
@@ -205,27 +204,6 @@ def texts(found: dict[str, Any]) -> dict[str, list[Any]]:
     }
 
 
-def test_the_audit_finds_no_difference(whisper, tmp_path) -> None:
-    (file,) = recordings.write(tmp_path, (8,), seed=2, noise=(0.01, 0.1))
-    options = Options(language="en", vad=False, guards=None)
-    (report,) = audit(whisper, [file], options, gamma=4, batch=2)
-    assert report.error is None and report.tokens > TOKENS and not report.differences
-    assert report.acceptance_rate is not None and report.acceptance_rate > 0.5
-
-
-def test_what_the_draft_lacks_is_never_drafted(whisper) -> None:
-    (draft,) = whisper.drafts
-    decoder = draft.decoder()
-    decoder.allocate(1, 16)
-    (first, *_) = requests(whisper, "yue", "transcribe")
-    prompt = torch.tensor([first.prompt])
-    assert YUE in first.prompt
-    decoder.prefill(torch.tensor([0]), prompt, [first.encoder_states])
-    last = torch.tensor([len(first.prompt) - 1])
-    logits = decoder.score(prompt[:, -1:], last, reach=16).logits[0, 0]
-    assert (~logits.isfinite()).nonzero().flatten().tolist() == [YUE]
-
-
 def test_without_a_network_a_missing_draft_for_other_languages_is_named_and_left_out(
     pair, monkeypatch, caplog
 ) -> None:
@@ -244,38 +222,6 @@ def routed(pair, tmp_path_factory) -> Whisper:
     near = large_v3.write_shared_encoder(folder, Path(pair.target), Path(pair.target))
     given = replace(pair, draft_languages=frozenset({"en"}), rest=near)
     return load(given, choose("cpu"))
-
-
-@pytest.mark.parametrize("gamma", [4, None])
-def test_windows_of_several_languages_share_a_batch_with_a_draft_for_each(routed, gamma) -> None:
-    first, second = routed.drafts
-    assert first.token_map is not None and second.token_map is None
-    assert second.shared_encoder and (first.features, second.features) == (1, 0)
-    context = Transcriber(routed, batch=4, gamma=gamma).context
-    encoded = routed.encode(*context.whisper.features(windows()))
-    assert all(len(states.drafts) == 2 for states in encoded)
-    plain = Transcriber(routed, batch=4, gamma=0).context.engine
-    found = []
-    for engine in (context.engine, plain):
-        work = [
-            Request(
-                routed.tokens.prompt(language, "transcribe", timestamps=i % 3 > 0),
-                encoder_states=replace(states, chosen=routed.pair.route(language)),
-                max_new_tokens=TOKENS + 3 * i,
-                tag=i,
-            )
-            for i, states in enumerate(encoded)
-            for language in [("en", "yue", "fr")[i % 3]]
-        ]
-        results = {r.request.tag: r for r in engine.run(work)}
-        assert not engine.faults
-        found.append({tag: r.tokens for tag, r in results.items()})
-        if engine is not plain and gamma:  # an adaptive length may be 0
-            assert all(result.drafted > 0 for result in results.values())
-            # The first draft agrees with the target; a few of its tokens are forbidden by the rules.
-            mine = [r for tag, r in results.items() if tag % 3 == 0]
-            assert sum(r.accepted for r in mine) > 0.5 * sum(r.drafted for r in mine)
-    assert found[0] == found[1]
 
 
 def test_a_run_of_several_languages_writes_what_plain_decoding_writes(

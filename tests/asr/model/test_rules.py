@@ -15,18 +15,13 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from forescribe.asr.model.rules import (
-    NoSpeech,
-    WhisperRules,
-    whisper_rules,
-)
+from forescribe.asr.model.rules import WhisperRules, whisper_rules
 from forescribe.speculative.protocols import Processor
-from forescribe.speculative.requests import Probe
 from forescribe.speculative.rounds.choice import Choice, choose
 from forescribe.speculative.types import Prefix
 
 # A vocabulary in Whisper's order: 40 text tokens, end-of-text, special tokens, 24 timestamps.
-EOS, SOT, NO_SPEECH, NO_TIMESTAMPS, STAMPS, V = 40, 41, 46, 47, 48, 72
+EOS, SOT, NO_TIMESTAMPS, STAMPS, V = 40, 41, 47, 48, 72
 T = 24
 
 
@@ -263,20 +258,6 @@ def test_rules_trace_into_one_graph_for_all_ragged_prefixes(N: int) -> None:
         out = compiled(logits, prefix.tokens, prefix.last, prefix.begin)
         assert torch.equal(out, _apply(rules, logits, prefix))
     assert graphs == 1
-
-
-def test_no_speech_is_read_at_the_start_of_transcript_after_previous_text() -> None:
-    no_speech = NoSpeech.of(_config())
-    assert no_speech == NoSpeech(token=NO_SPEECH, start=SOT)
-    assert no_speech.probe([SOT, 42]) == Probe(slot=0, tokens=(NO_SPEECH,))
-    assert no_speech.probe([44, 5, SOT, 42]).slot == 2
-    logits = torch.randn(2, V)
-    assert torch.equal(no_speech(logits), logits.softmax(-1)[:, NO_SPEECH])
-
-
-def test_a_prompt_without_start_of_transcript_has_no_no_speech_probability() -> None:
-    with pytest.raises(ValueError, match="no start-of-transcript token 41"):
-        NoSpeech.of(_config()).probe([42, 5])
 
 
 def test_a_config_without_a_single_end_of_text_is_refused_by_name() -> None:

@@ -6,12 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import MambaConfig, MambaForCausalLM
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
-from forescribe.speculative.models.modules import CausalDecoder
 from tests.speculative.models.causal_lms import EOS, FAMILIES, POSITIONS, VOCAB, causal_lm, forward
 
 RAGGED = ((5,), (7, 8, 9), tuple(range(20, 37)), (3, 3), tuple(range(50, 29, -1)), (40, 41, 42, 43))
@@ -111,17 +109,3 @@ def test_fewer_positions_than_the_model_has():
     assert len(result.tokens) == 17
     with pytest.raises(LoadError, match="llama has 40 positions, not 41"):
         causal_decoder(model, 41)
-
-
-def test_a_recurrent_model_is_refused_by_name():
-    config = MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, state_size=4)
-    config.max_position_embeddings = 16
-    with pytest.raises(LoadError, match="mamba: "):
-        CausalDecoder(MambaForCausalLM(config).eval())
-
-
-def test_a_kind_of_layer_without_a_mask_is_refused_by_name():
-    model = causal_lm("llama", seed=3)
-    model.config.layer_types = ["linear_attention"] * 3
-    with pytest.raises(LoadError, match="llama: layers of linear_attention are not supported"):
-        CausalDecoder(model)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers.models.voxtral_realtime import VoxtralRealtimeTextConfig
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
@@ -105,28 +103,6 @@ def test_heads_draft_and_the_text_is_the_whole_models_own(family, kind, which):
         assert result.draft_error is None
         assert result.tokens == generated(family, result.request.tag, MOST, **size)
     assert engine.stats.drafted > 20
-
-
-texts = st.lists(st.integers(2, AUDIO - 1), max_size=9).map(tuple)
-speeches = st.builds(
-    Speech,
-    texts,
-    st.integers(0, 5),
-    st.lists(st.integers(2, AUDIO - 1), min_size=1, max_size=5).map(tuple),
-)
-
-
-@pytest.mark.parametrize("which", ENGINES)
-@settings(max_examples=8)
-@given(
-    work=st.lists(speeches, min_size=1, max_size=4, unique=True),
-    batch=st.integers(1, 3),
-    gamma=st.sampled_from([0, 3]),
-)
-def test_every_row_equals_generate_alone(which, work, batch, gamma):
-    found = decoded("qwen3_asr", which, "model", work, batch=batch, gamma=gamma)
-    for speech in work:
-        assert found[speech].tokens == generated("qwen3_asr", speech, MOST)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -19,6 +19,13 @@ ROPE = {"rope_theta": 10000.0}
 NEO = [[["global", "local"], 2]]
 NO_HEAD = {"head_dim": None}
 MLA = {"head_dim": 4, "num_key_value_heads": 4}  # compressed attention: one key for each query
+
+
+def rope(kind: str, factor: float, **more: float) -> tuple[str, dict[str, Any]]:
+    settings = {**ROPE, "rope_type": kind, "factor": factor, **more}
+    return "llama", {"rope_parameters": settings}
+
+
 RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, {})
     for name in (
@@ -39,41 +46,16 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", MLA),
     "minicpm3": ("minicpm3", MLA),
     "helium": ("helium", {"head_dim": 4}),
-    "llama, linear": ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 2.0}}),
-    "llama, yarn": (
-        "llama",
-        {
-            "rope_parameters": {
-                **ROPE,
-                "rope_type": "yarn",
-                "factor": 2.0,
-                "original_max_position_embeddings": POSITIONS // 2,
-            }
-        },
+    "llama, linear": rope("linear", 2.0),
+    "llama, yarn": rope("yarn", 2.0, original_max_position_embeddings=POSITIONS // 2),
+    "llama, llama3": rope(
+        "llama3",
+        4.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=POSITIONS // 4,
     ),
-    "llama, llama3": (
-        "llama",
-        {
-            "rope_parameters": {
-                **ROPE,
-                "rope_type": "llama3",
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": POSITIONS // 4,
-            }
-        },
-    ),
-    "llama, dynamic": (
-        "llama",
-        {
-            "rope_parameters": {
-                **ROPE,
-                "rope_type": "dynamic",
-                "factor": 2.0,
-            }
-        },
-    ),
+    "llama, dynamic": rope("dynamic", 2.0),
     "phi3, longrope": (
         "phi3",
         {

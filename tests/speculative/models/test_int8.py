@@ -18,7 +18,6 @@ from forescribe.speculative.model_engines import (
     causal_engine,
     whisper_engine,
 )
-from forescribe.speculative.models.modules import cut
 from forescribe.speculative.models.quantized import (
     Int8Linear,
     balanced,
@@ -70,23 +69,6 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(count, columns, outputs, 
         assert torch.equal(made(x[row:])[0], together[row])
 
 
-@pytest.mark.filterwarnings("ignore")  # it is deprecated, and torch has no other one for CPUs
-def test_torchs_dynamic_quantisation_lets_a_row_depend_on_the_others():
-    """The reason for a scale per row: its one scale for all rows is that of the loudest."""
-    if "onednn" in torch.backends.quantized.supported_engines:
-        torch.backends.quantized.engine = "onednn"
-    dynamic = torch.ao.quantization.quantize_dynamic(
-        torch.nn.Sequential(torch.nn.Linear(64, 48, bias=False)),
-        {torch.nn.Linear},
-        dtype=torch.qint8,
-    )
-    x = rows_of(6, 64, 3)
-    gap = (dynamic(x)[0] - dynamic(x[:1])[0]).abs().max() / dynamic(x[:1])[0].abs().max()
-    assert gap > 0.05
-    ours = Int8Linear.of(torch.nn.Linear(64, 48))
-    assert torch.equal(ours(x)[0], ours(x[:1])[0])
-
-
 def test_rows_of_zeros_and_of_no_numbers_stay_in_their_row():
     x = rows_of(5, 32, 1)
     made = Int8Linear.of(torch.nn.Linear(32, 16, bias=False))
@@ -97,13 +79,6 @@ def test_rows_of_zeros_and_of_no_numbers_stay_in_their_row():
     assert bool((found[1] == 0).all()) and bool(found[2].isnan().all())
     assert not bool(found[3].isfinite().any())
     assert bool((made(torch.full((1, 32), 1e-38)) == 0).all())
-
-
-def test_rounding_integers_again_changes_nothing():
-    integers, scale = quantized(rows_of(9, 40, 2))
-    again, same = quantized(integers * scale[:, None])
-    assert torch.equal(again, integers)
-    torch.testing.assert_close(same, scale, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -143,7 +118,6 @@ def test_balancing_a_norm_and_its_projection_changes_no_bit_and_less_is_rounded_
 def test_a_head_is_cut_to_a_list_of_tokens():
     head, listed = Int8Linear.of(torch.nn.Linear(24, 50, bias=False)), torch.tensor([3, 1, 40])
     x = rows_of(4, 24, 6)
-    assert torch.equal(cut(head, listed)(x), head(x)[:, listed])
     assert torch.equal(linear_of(head).rows(listed)(x), head(x)[:, listed])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from forescribe.speculative.models.lean import LeanCausalDecoder, LeanWhisperDecoder
 from forescribe.speculative.models.modules import CausalDecoder, WhisperDecoder
 from forescribe.speculative.models.slot_model import SlotModel, WhisperModel
-from forescribe.speculative.native.adapters import PROMPT, NativeCausalDecoder, NativeWhisperDecoder
+from forescribe.speculative.native.adapters import NativeCausalDecoder, NativeWhisperDecoder
 from tests.speculative.models.causal_lms import VOCAB, causal_lm
 from tests.speculative.models.whispers import encoder_states, whisper
 
@@ -72,31 +72,24 @@ def check(
         start = start + nodes
 
 
-@pytest.mark.parametrize("adapter", TEXT)
+def made(adapter: Any) -> SlotModel:
+    return adapter(whisper() if issubclass(adapter, WhisperModel) else causal_lm("llama"))
+
+
+@pytest.mark.parametrize("adapter", [*TEXT, *SPEECH])
 @settings(max_examples=6, deadline=None)
 @given(taps=st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=3, unique=True).map(tuple))
 @torch.no_grad()
-def test_taps_of_text_models_are_those_of_the_models_forward(adapter: Any, taps: Any) -> None:
-    check(adapter(causal_lm("llama")), llama_states, taps)
-
-
-@pytest.mark.parametrize("adapter", SPEECH)
-@settings(max_examples=6, deadline=None)
-@given(taps=st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=3, unique=True).map(tuple))
-@torch.no_grad()
-def test_taps_of_whisper_are_those_of_the_models_forward(adapter: Any, taps: Any) -> None:
-    check(adapter(whisper()), whisper_states, taps)
+def test_taps_are_those_of_the_models_forward(adapter: Any, taps: Any) -> None:
+    check(
+        made(adapter), whisper_states if issubclass(adapter, WhisperModel) else llama_states, taps
+    )
 
 
 @pytest.mark.parametrize("adapter", [*TEXT, *SPEECH])
 @torch.no_grad()
 def test_chosen_nodes_of_a_prompt_have_the_logits_of_a_round(adapter: Any) -> None:
-    model = (
-        causal_lm("llama")
-        if adapter.__name__.endswith("CausalDecoder") or (adapter is CausalDecoder)
-        else whisper()
-    )
-    decoder = adapter(model)
+    decoder = made(adapter)
     decoder.allocate(2, SLOTS)
     tokens = torch.randint(1, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
     encoder, rows = [states_for(decoder, n) for n in range(2)], torch.arange(2)
@@ -109,26 +102,9 @@ def test_chosen_nodes_of_a_prompt_have_the_logits_of_a_round(adapter: Any) -> No
         torch.testing.assert_close(found[:, column], wanted, **CLOSE)
 
 
-@NATIVE
-@torch.no_grad()
-def test_long_prompts_of_native_models_have_taps_and_nodes_of_all_pieces() -> None:
-    model = causal_lm("llama")
-    native, modules = NativeCausalDecoder(model), CausalDecoder(model)
-    tokens = torch.randint(1, VOCAB, (2, PROMPT + 20), generator=torch.Generator().manual_seed(3))
-    nodes = torch.tensor([[0, PROMPT - 1, PROMPT], [PROMPT + 19, 5, 130]])
-    read = []
-    for decoder in (native, modules):
-        decoder.tap((1, -1))
-        decoder.allocate(2, PROMPT + 40)
-        read.append(decoder.prefill(torch.arange(2), tokens, [None] * 2, nodes))
-    torch.testing.assert_close(read[0].taps, read[1].taps, **CLOSE)
-    torch.testing.assert_close(read[0].logits, read[1].logits, **CLOSE)
-
-
 @pytest.mark.parametrize("adapter", [*TEXT, *SPEECH])
 def test_a_layer_that_there_is_not_is_refused(adapter: Any) -> None:
-    model = whisper() if "Whisper" in adapter.__name__ else causal_lm("llama")
-    decoder = adapter(model)
+    decoder = made(adapter)
     for layer in (-2, decoder.depth, 70):
         with pytest.raises(ValueError, match=f"layer {layer} cannot be tapped: the model has "):
             decoder.tap((0, layer))
@@ -137,8 +113,7 @@ def test_a_layer_that_there_is_not_is_refused(adapter: Any) -> None:
 @pytest.mark.parametrize("adapter", [*TEXT, *SPEECH])
 @torch.no_grad()
 def test_embeddings_and_head_are_lent(adapter: Any) -> None:
-    model = whisper() if "Whisper" in adapter.__name__ else causal_lm("llama")
-    decoder = adapter(model)
+    decoder = made(adapter)
     decoder.tap((-1,))
     decoder.allocate(1, SLOTS)
     tokens = torch.tensor([[4, 9, 2]])
@@ -146,5 +121,5 @@ def test_embeddings_and_head_are_lent(adapter: Any) -> None:
         torch.tensor([0]), tokens, [states_for(decoder, 0)], torch.tensor([[0, 1, 2]])
     )
     torch.testing.assert_close(decoder.head(read.taps[:, :, 0]), read.logits, **CLOSE)
-    own = model.get_input_embeddings().weight.detach()[tokens]
+    own = decoder.model.get_input_embeddings().weight.detach()[tokens]
     torch.testing.assert_close(decoder.embed(tokens), own, **CLOSE)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import WhisperConfig, WhisperForCausalLM
 
@@ -48,6 +49,16 @@ class Shape:
     sources: int = 9
     activation: str = "gelu"
 
+
+shapes = st.builds(
+    Shape,
+    heads=st.sampled_from([1, 2, 3]),
+    size=st.sampled_from([8, 16, 24, 32, 64, 80, 128]),  # whole and half panels
+    layers=st.sampled_from([1, 2]),
+    inner=st.sampled_from([8, 40, 64]),
+    sources=st.sampled_from([1, 2, 15, 16, 17, 50]),
+    activation=st.sampled_from(["gelu", "relu", "silu"]),
+)
 
 Kind = Shape | str
 """A Whisper, or a family of text models."""

@@ -16,7 +16,6 @@ from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.native.adapters import NativeEncoder, NativeWhisperDecoder
-from forescribe.speculative.native.library import load, missing
 from forescribe.text import TextGenerator
 from forescribe.text.language_model import load as load_text
 from forescribe.text.streaming import Options
@@ -27,15 +26,7 @@ from .test_native_encoder import encoder, features
 
 pytestmark = pytest.mark.native
 
-NAMES = [] if missing() else load().instruction_sets()
 HALF = torch.bfloat16
-
-
-@pytest.fixture(params=NAMES)
-def instruction_set(request):
-    load().choose(request.param)
-    yield request.param
-    load().choose(None)
 
 
 def distance(found: torch.Tensor, truth: torch.Tensor) -> float:

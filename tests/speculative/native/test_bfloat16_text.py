@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.model_engines import ModelEngine, causal_decoder
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.lean import LeanCausalDecoder
-from forescribe.speculative.models.modules import CausalDecoder
 from forescribe.speculative.native.adapters import NativeCausalDecoder
 from forescribe.text import TextGenerator
 from forescribe.text.language_model import load
@@ -103,9 +102,3 @@ def test_the_bundled_pair_writes_the_texts_of_its_rounded_target(gamma):
         assert made.engine.target.engine == name
     assert made.engine.target.stored is HALF
     assert sum(map(len, found["native"])) > 90 and found["native"] == found["modules"]
-
-
-def test_modules_have_no_storage_of_their_own():
-    model = rounded("llama")
-    made = causal_decoder(model, engine=ModelEngine.MODULES, stored=HALF)
-    assert isinstance(made, CausalDecoder) and made.dtype is torch.float32

@@ -17,7 +17,7 @@ from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.quantized import quantized
 from forescribe.speculative.native import adapters as native_decoder
 from forescribe.speculative.native.adapters import NativeCausalDecoder, NativeWhisperDecoder
-from forescribe.speculative.native.library import Stored, load, missing
+from forescribe.speculative.native.library import Stored, load
 from forescribe.speculative.native.packing import Packer
 from forescribe.text.language_model import load as load_text
 from tests.speculative.models.causal_lms import causal_lm
@@ -26,8 +26,6 @@ from . import cases
 from .cases import SLOTS, Shape, prefill, tokens
 
 pytestmark = pytest.mark.native
-
-NAMES = [] if missing() else load().instruction_sets()
 
 
 def integers(weight: Tensor) -> Tensor:
@@ -49,13 +47,6 @@ def rounded(model: torch.nn.Module, form: Stored) -> torch.nn.Module:
         if parameter.ndim == 2:
             parameter.data = FORMS[form](parameter.data)
     return copied
-
-
-@pytest.fixture(params=NAMES)
-def instruction_set(request):
-    load().choose(request.param)
-    yield request.param
-    load().choose(None)
 
 
 @pytest.fixture

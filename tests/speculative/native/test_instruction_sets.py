@@ -17,7 +17,7 @@ from forescribe.speculative.native.adapters import NativeEncoder
 from forescribe.speculative.native.library import load, missing
 
 from . import cases
-from .cases import SLOTS, Kind, Shape, decoder, states_of, tokens
+from .cases import SLOTS, Kind, Shape, decoder, shapes, states_of, tokens
 from .test_native_encoder import encoder, features
 
 NAMES = [] if missing() else load().instruction_sets()
@@ -26,15 +26,6 @@ FUSED = [name for name in NAMES if name != "generic"]
 pytestmark = pytest.mark.native
 several = pytest.mark.skipif(len(FUSED) < 2, reason="this machine has no two such sets")
 
-shapes = st.builds(
-    Shape,
-    heads=st.integers(1, 3),
-    size=st.sampled_from([8, 16, 24, 64, 80]),  # whole and half panels
-    layers=st.integers(1, 2),
-    inner=st.sampled_from([8, 40, 72]),
-    sources=st.sampled_from([1, 9, 16, 50]),
-    activation=st.sampled_from(["gelu", "relu", "silu"]),
-)
 families = st.sampled_from(["llama", "qwen2 with a window", "qwen3"])
 
 

@@ -13,20 +13,11 @@ from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.native.library import load, missing
 
 from . import cases
-from .cases import SLOTS, Shape, integers, prefill, tokens
+from .cases import SLOTS, Shape, integers, prefill, shapes, tokens
 
 pytestmark = pytest.mark.native
 
 NAMES = [] if missing() else load().instruction_sets()
-shapes = st.builds(
-    Shape,
-    heads=st.integers(1, 3),
-    size=st.sampled_from([8, 16, 24, 64]),
-    layers=st.integers(1, 2),
-    inner=st.sampled_from([8, 24, 72]),
-    sources=st.sampled_from([1, 9, 50]),
-    activation=st.sampled_from(["gelu", "relu"]),
-)
 STORAGES = (torch.float32, torch.bfloat16)
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import kernel_build, library, library_file
@@ -113,9 +112,3 @@ def test_the_command_compiles_a_library_that_runs(tmp_path) -> None:
     made = tmp_path / "made.so"
     kernel_build.build(made, ("-O0",))
     assert library.Library(made).instruction_sets() == library.load().instruction_sets()
-
-
-def test_torch_uses_the_runtime_that_is_shared() -> None:
-    assert torch.get_num_threads() >= 1
-    if sys.platform == "linux":
-        assert library_file.share() in library_file.runtimes()

@@ -124,16 +124,6 @@ def test_a_window_of_no_numbers_spoils_itself_alone(poison):
     assert torch.equal(native(features(3, modules))[1], clean[1])  # nor what is encoded after it
 
 
-@torch.inference_mode()
-def test_features_of_another_shape_are_refused():
-    native = NativeEncoder(modules := encoder())
-    windows = features(1, modules)
-    with pytest.raises(ValueError, match="100 frames, not 98"):
-        native(windows[..., :98])
-    with pytest.raises(ValueError, match="features of shape"):
-        native.states(windows[0, :4])
-
-
 def test_what_it_cannot_run_is_named():
     assert "not a multiple of 8" in str(unsupported_encoder(encoder(size=12)))
     assert "torch.float16" in str(unsupported_encoder(encoder().half()))

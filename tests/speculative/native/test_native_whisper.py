@@ -12,21 +12,11 @@ from forescribe.speculative.native import adapters as native_decoder
 from forescribe.speculative.native.adapters import NativeWhisperDecoder, unsupported
 
 from . import cases
-from .cases import SLOTS, Shape, adapters, prefill, states, tokens
+from .cases import SLOTS, Shape, adapters, prefill, shapes, states, tokens
 
 pytestmark = pytest.mark.native
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-4}
-
-shapes = st.builds(
-    Shape,
-    heads=st.sampled_from([1, 2, 3]),
-    size=st.sampled_from([8, 16, 24, 32, 64, 80, 128]),
-    layers=st.sampled_from([1, 2]),
-    inner=st.sampled_from([8, 40, 64]),
-    sources=st.sampled_from([1, 2, 15, 16, 17, 50]),
-    activation=st.sampled_from(["gelu", "relu", "silu"]),
-)
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,21 +10,11 @@ from hypothesis import strategies as st
 from forescribe.speculative.native import adapters as native
 from tests.speculative.models.causal_lms import WINDOW
 
-from .cases import SLOTS, Kind, Shape, decoder, oracle, states_of, tokens
+from .cases import SLOTS, Kind, Shape, decoder, oracle, shapes, states_of, tokens
 
 pytestmark = pytest.mark.native
 
 FAMILIES = ("llama", "qwen2", "qwen2 with a window", "qwen3", "granite", "mistral with a window")
-
-shapes = st.builds(
-    Shape,
-    heads=st.sampled_from([1, 2, 3]),
-    size=st.sampled_from([8, 16, 24, 32, 64, 80, 128]),
-    layers=st.sampled_from([1, 2]),
-    inner=st.sampled_from([8, 40, 64]),
-    sources=st.sampled_from([1, 2, 15, 16, 17, 50]),
-    activation=st.sampled_from(["gelu", "relu", "silu"]),
-)
 
 both = pytest.mark.parametrize("kind", [Shape(size=24), "mistral with a window"], ids=str)
 
@@ -116,24 +106,16 @@ def test_nan_stays_in_its_row(kind: Kind):
 
 @both
 @torch.inference_mode()
-def test_one_node_has_the_bits_it_has_among_all(kind: Kind):
+def test_one_node_and_the_first_rows_alone_have_the_same_bits(kind: Kind):
     made, start, new = reading(kind, 3), torch.tensor([5, 6, 4]), tokens(3, 4)
     node = torch.tensor([3, 0, 1])
     every = made.score(new, start, reach=SLOTS).logits
     one = made.score_at(new, start, node, reach=SLOTS)
     assert one.shape == (3, 1, made.vocab_size)
     assert torch.equal(one[:, 0], every[torch.arange(3), node])
+    assert torch.equal(made.score(new[:2], start[:2], reach=SLOTS).logits, every[:2])
     with pytest.raises(IndexError):
         made.score_at(new, start, node + 1, reach=SLOTS)
-
-
-@both
-@torch.inference_mode()
-def test_the_first_rows_alone_have_the_same_bits(kind: Kind):
-    made, start, new = reading(kind, 3), torch.tensor([5, 6, 4]), tokens(3, 6)
-    every = made.score(new, start, reach=SLOTS).logits
-    first = made.score(new[:2], start[:2], reach=SLOTS).logits
-    assert torch.equal(first, every[:2])
 
 
 @both

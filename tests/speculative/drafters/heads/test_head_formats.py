@@ -89,6 +89,16 @@ def test_mtp_layers_are_found_among_the_targets_tensors() -> None:
         mtp_head(made.config, model.state_dict(), tiny_heads.shape(model), "target")
 
 
+def test_layers_are_named_by_entering() -> None:
+    model = tiny_heads.target()
+    assert tiny_heads.eagle3(model).head.taps.layers == (2, 4, 5)  # 2, L // 2, L - 3
+
+
+def test_offsets_lead_to_the_tokens_that_are_proposed() -> None:
+    head = tiny_heads.eagle3(tiny_heads.target()).head
+    assert head.output.ids is not None and tuple(head.output.ids.tolist()) == KEPT
+
+
 def test_settings_of_modelopt_are_those_of_every_eagle3_head(tmp_path: Path) -> None:
     model = tiny_heads.target()
     made = tiny_heads.eagle3(model)
@@ -121,10 +131,10 @@ def test_layers_may_read_a_window(tmp_path: Path) -> None:
 
 
 def test_a_head_says_what_it_is() -> None:
-    """It is named by the layers that its states enter, and proposes tokens by offsets."""
-    head = tiny_heads.eagle3(tiny_heads.target()).head
-    assert described(head) == "EAGLE-3 head of 1 layer, reading states 2, 4, 5; proposes 30 tokens"
-    assert head.output.ids is not None and tuple(head.output.ids.tolist()) == KEPT
+    model = tiny_heads.target()
+    assert described(tiny_heads.eagle3(model).head) == (
+        "EAGLE-3 head of 1 layer, reading states 2, 4, 5; proposes 30 tokens"
+    )
 
 
 def test_weights_are_kept_in_the_targets_dtype(tmp_path: Path) -> None:
@@ -156,22 +166,24 @@ def _tensor(name: str, value: Tensor) -> Change:
 
 EAGLE3_REFUSALS: dict[str, tuple[Change, str]] = {
     "width": (_set(hidden_size=32), r"reads states of 32 numbers.*have 16"),
+    "wider states": (_set(target_hidden_size=24), r"reads states of 24 numbers.*have 16"),
     "layer": (_set(eagle_aux_hidden_state_layer_ids=[2, 4, 8]), r"layer 8, and target has 8"),
-    "no layers": (_set(eagle_aux_hidden_state_layer_ids="all"), r"layer_ids is 'all'"),
     "another count of taps": (
         _set(eagle_aux_hidden_state_layer_ids=[1, 2]),
         r"fc.weight has the shape",
     ),
-    "marks": (_tensor("t2d", torch.zeros(60, dtype=torch.bool)), r"t2d marks 0 of 60 tokens"),
-    "marks of others": (
-        _tensor("t2d", torch.arange(60) < 30),
-        r"d2t and t2d name different tokens",
+    "offsets outside": (
+        _tensor("d2t", torch.full((30,), 55)),
+        r"proposes tokens outside of the 60",
     ),
-    "offsets outside": (_tensor("d2t", torch.full((30,), 55)), r"d2t leads outside the vocabulary"),
-    "offsets twice": (_tensor("d2t", -torch.arange(30)), r"twice to a token"),
-    "offsets that are none": (_tensor("d2t", torch.rand(30)), r"d2t is no vector of whole numbers"),
+    "offsets twice": (_tensor("d2t", -torch.arange(30)), r"or one of them twice"),
+    "offsets that are none": (
+        _tensor("d2t", torch.rand(30)),
+        r"d2t is no vector of 30 whole numbers",
+    ),
+    "too few offsets": (_tensor("d2t", torch.zeros(3).long()), r"d2t is no vector of 30"),
     "no offsets": (_without("d2t"), r"lacks the tensor d2t"),
-    "no output layer": (_without("lm_head.weight"), r"lacks lm_head.weight"),
+    "no output layer": (_without("lm_head.weight"), r"lacks the tensor lm_head.weight"),
     "a tensor less": (
         _without("midlayer.mlp.up_proj.weight"),
         r"lacks the tensor midlayer\.mlp\.up",
@@ -181,27 +193,10 @@ EAGLE3_REFUSALS: dict[str, tuple[Change, str]] = {
         _tensor("norm.weight", torch.ones(16).long()),
         r"norm\.weight holds torch\.int64",
     ),
-    **{
-        f"{key} that is not known": (_set(**{key: value}), f"the setting {key} is not known")
-        for key, value in (
-            ("norm_after_fc", True),
-            ("logit_softcap", 30.0),
-            ("sliding_window", 4),
-            ("parallel_drafting", True),
-        )
-    },
-    "a flag that is none": (_set(norm_output="yes"), r"norm_output is 'yes'"),
-    "EAGLE-1": (_set(eagle_config={"use_aux_hidden_state": False}), r"EAGLE-1 and 2"),
-    "no last norm": (
-        _set(eagle_config={"use_last_layernorm": False}),
-        r"use_last_layernorm is False",
-    ),
-    "both norms": (_set(norm_before_fc=True, fc_norm=True), r"exclude each other"),
     "another family": (_set(model_type="mamba"), r"layers of 'mamba' are not supported"),
-    "a size that is none": (_set(intermediate_size=-4), r"intermediate_size is -4, no size"),
-    "heads": (_set(num_key_value_heads=3), r"do not fit|not valid"),
+    "heads": (_set(num_key_value_heads=3), r"has the shape|not valid"),
     "layers": (_set(num_hidden_layers=2), r"one midlayer, and its configuration 2"),
-    "quantised": (_set(quantization_config={"bits": 4}), r"quantised heads"),
+    "no layers": (_set(eagle_aux_hidden_state_layer_ids="all"), r"configuration is not valid"),
     "long texts": (_set(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), r"'dynamic'"),
     "few embeddings": (
         _tensor("embed_tokens.weight", torch.ones(7, 16)),
@@ -221,19 +216,12 @@ def test_what_does_not_fit_is_refused_by_name(what: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"model_type": "medusa"}, "Medusa heads are not supported"),
-        ({"model_type": "eagle"}, "EAGLE-1 and EAGLE-2"),
-        ({"dflash_config": {"block_size": 8}}, "DFlash heads are not supported; EAGLE-3 and MTP"),
-        ({"speculators_model_type": "peagle"}, "'peagle' are not supported; EAGLE-3 and MTP are"),
-    ],
+    "config",
+    [{"model_type": "medusa"}, {"dflash_config": {}}, {"speculators_model_type": "peagle"}],
 )
-def test_heads_of_other_kinds_are_named(
-    config: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_heads_of_other_kinds_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(LoadError, match=message):
+    with pytest.raises(LoadError, match="it is a head of type .*; EAGLE-3 and MTP are supported"):
         holds_head(tmp_path)
 
 
@@ -272,7 +260,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}, {1: torch.ones(1)}])
 def test_a_pickle_of_anything_else_is_refused(value: Any, tmp_path: Path) -> None:
     torch.save(value, tmp_path / "pytorch_model.bin")
-    with pytest.raises(LoadError, match="something other than tensors|no plain tensor"):
+    with pytest.raises(LoadError, match="something other than tensors"):
         read_tensors(tmp_path)
 
 
@@ -299,14 +287,6 @@ def test_damaged_configurations_are_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(LoadError, match=r"config\.json"):
         holds_head(tmp_path)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
-    made = tiny_heads.eagle3(tiny_heads.target())
-    broken = {**made.tensors, "norm.weight": torch.full((16,), value)}
-    with pytest.raises(LoadError, match=r"norm\.weight has numbers that are not finite"):
-        load(published.save(tmp_path, made.config, broken))
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:

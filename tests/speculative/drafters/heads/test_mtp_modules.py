@@ -19,7 +19,7 @@ from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
-from forescribe.speculative.models.checkpoint import shapes_in
+from forescribe.speculative.models.checkpoint import tensor_names
 from forescribe.speculative.models.heads.formats import mtp_module_head, published_layers
 
 from ...models.causal_lms import EOS, SHARED
@@ -105,7 +105,7 @@ def test_drafts_are_those_of_transformers_mtp_model(family: str, tmp_path: Path)
     folder = checkpoint(family, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert model.config.num_hidden_layers == LAYERS
-    head = mtp_module_head(model, shapes_in(folder), "target")
+    head = mtp_module_head(model, tensor_names(folder), "target")
     drafter = Watched(HeadDrafter(head))
 
     def decoder() -> Any:
@@ -129,10 +129,10 @@ def test_a_target_without_the_layer_is_refused(tmp_path: Path) -> None:
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with pytest.raises(LoadError, match="target: its MTP layer cannot be loaded"):
-        mtp_module_head(model, shapes_in(folder), "target")
+        mtp_module_head(model, tensor_names(folder), "target")
     model.config.num_mtp_layers = 0
     with pytest.raises(LoadError, match="target has no MTP layer"):
-        mtp_module_head(model, shapes_in(folder), "target")
+        mtp_module_head(model, tensor_names(folder), "target")
 
 
 def test_hybrids_are_refused_by_name() -> None:

@@ -20,7 +20,6 @@ from forescribe.speculative.native.adapters import NativeCausalDecoder, native_c
 from tests.speculative.models.causal_lms import VOCAB, causal_lm
 from tests.speculative.models.families import tiny
 from tests.speculative.models.lean.pairs import Pair, close
-from tests.speculative.native.cases import float32_arithmetic, tokens
 
 FAMILIES = ("llama", "qwen2", "qwen2 with a window", "qwen3", "granite", "mistral with a window")
 TYPES = ("cwm", "granite", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3")
@@ -179,21 +178,3 @@ def test_models_that_the_kernels_do_not_have_are_refused_with_a_reason():
     assert "gelu_new" in str(native_causal_gap(tiny("llama", hidden_act="gelu_new")))
     assert "float64" in str(native_causal_gap(tiny("llama").double()))
     assert native_causal_gap(tiny("gemma")) is not None
-
-
-@pytest.mark.native
-def test_weights_in_bfloat16_give_the_logits_of_the_rounded_weights():
-    """In float32 arithmetic: nearer to the rounded weights in float32 than bfloat16 modules are."""
-    half = causal_lm("qwen3", seed=5, dtype=torch.bfloat16)
-    pair = Pair(CausalDecoder(half), NativeCausalDecoder(half), batch=2, slots=SLOTS)
-    exact = CausalDecoder(causal_lm("qwen3", seed=6).float())
-    exact.model.load_state_dict(half.state_dict())
-    exact.allocate(2, SLOTS)
-    prompt, new, start = tokens(2, 6), tokens(2, 4, 7), torch.tensor([5, 6])
-    found = []
-    with float32_arithmetic():
-        for decoder in (*pair.models, exact):
-            decoder.prefill(torch.arange(2), prompt, [None] * 2)
-            found.append(decoder.score(new, start, reach=SLOTS).logits)
-    modules, ours, truth = found
-    assert (ours - truth).abs().mean() < 0.5 * (modules - truth).abs().mean()

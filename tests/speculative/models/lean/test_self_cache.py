@@ -18,15 +18,7 @@ STATUS = Path("/proc/self/status")
 
 
 def cache(device: str) -> SelfCache:
-    return SelfCache(
-        layers=2,
-        batch=3,
-        heads=2,
-        slots=40,
-        size=4,
-        dtype=torch.float32,
-        device=torch.device(device),
-    )
+    return SelfCache((2, 3, 2, 40, 4), torch.float32, torch.device(device))
 
 
 def test_elsewhere_than_on_a_cpu_a_prompt_clears_every_slot_behind_it() -> None:
