@@ -235,7 +235,7 @@ def check_draft(target: LanguageModel, draft: LanguageModel) -> None:
     if token is not None:
         raise LoadError(
             f"{draft.name} cannot draft for {target.name}: they have {token}; take a draft with the "
-            "same tokens, or let it draft through text (--universal)"
+            "same tokens, or --draft ngram"
         )
 
 

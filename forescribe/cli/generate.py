@@ -54,9 +54,6 @@ class GenerateOptions(LoadOptions):
         "checkpoint, `ngram` copies from the text and from earlier answers, `none` turns drafting off.",
         shown="the preset's, else ngram",
     )
-    universal: bool = opt(
-        MODEL, "--universal", "Allow a draft model with another tokenizer.", False
-    )
     context: int | None = opt(
         MODEL,
         "N",
@@ -178,7 +175,6 @@ def _load(options: GenerateOptions, batch: int) -> TextGenerator:
         pair.draft,
         batch=batch,
         context=options.context,
-        universal=options.universal,
         network=not options.local_files_only,
         **options.load_arguments(),
     )

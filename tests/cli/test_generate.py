@@ -115,8 +115,6 @@ def test_presets_bring_their_draft_and_other_models_copy_from_their_text(tmp_pat
     assert resolve(str(tmp_path), None) == Pair(tmp_path, NGRAM)
     assert resolve("Qwen/Qwen3-8B", "none").draft is None
     assert resolve("qwen3-8b", "ngram").draft == NGRAM
-    with pytest.raises(LoadError, match="--draft suffix is gone: use ngram"):
-        resolve(str(tmp_path), "suffix")
     assert resolve("Qwen/Qwen3-32B", "qwen3-8b").draft == "Qwen/Qwen3-0.6B"
     with pytest.raises(LoadError, match="--draft nowhere is neither"):
         resolve(None, "nowhere")
