@@ -61,10 +61,7 @@ def test_compare_tells_speed_and_equality(pair) -> None:
     assert drafted.startswith("with drafts: 24 tokens") or "tokens in" in drafted
     assert "of drafts accepted" in drafted and "of drafts accepted" not in plain
     assert verdict.endswith("2 of 2 texts equal")
-    told = generate("a", *pair, "--json", "--stats", "--gamma", "3").stderr
-    assert json.loads(told)["acceptance_rate"] > 0
-    engine = json.loads(told)["engine"]
-    assert engine in ("native", "lean") and drafted.endswith(f"; engine {engine}")
+    assert drafted.endswith(("; engine native", "; engine lean"))
 
 
 def test_an_engine_changes_no_text(pair) -> None:

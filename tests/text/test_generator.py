@@ -250,7 +250,9 @@ def test_conversations_take_the_models_own_form(generator, folder):
 
 def test_a_draft_with_other_tokens_is_refused_by_name(pair, folder):
     other = write(folder / "other", tokens=tokenizer(MERGES[::-1]))
-    with pytest.raises(LoadError, match="other cannot draft for .*target: they have ids"):
+    with pytest.raises(
+        LoadError, match=r"other cannot draft for .*target: they have ids.*; take a"
+    ):
         TextGenerator.load(pair[0], other, device="cpu")
 
 
@@ -486,20 +488,3 @@ def test_texts_may_end_with_one_of_several_tokens(pair, tmp_path):
     config["eos_token_id"] = [config["eos_token_id"], 40, 41]
     (folder / "generation_config.json").write_text(json.dumps(config))
     assert TextGenerator.load(folder, device="cpu").target.ends == set(config["eos_token_id"])
-
-
-LETTERS = "abcdehnort.\u0120"  # the last is a space in byte-level vocabularies
-OTHER = (("o", "n"), ("a", "n"), ("t", "h"), ("th", "e"), ("\u0120", "o"), ("n", "e"))
-
-
-@pytest.fixture(scope="module")
-def strangers(folder) -> tuple[Path, Path]:
-    """A target and a draft whose letters are the same, but not the tokens that they make of them."""
-    target = write(folder / "letters", tokens=tokenizer(letters=LETTERS))
-    tokens = tokenizer(OTHER, letters=LETTERS)
-    return target, write(folder / "stranger", tokens=tokens, seed=4, near=target)
-
-
-def test_a_draft_with_other_tokens_is_refused(strangers):
-    with pytest.raises(LoadError, match="take a draft with the same tokens, or --draft ngram"):
-        TextGenerator.load(*strangers, device="cpu")
