@@ -277,24 +277,15 @@ def test_a_family_may_pad_one_vocabulary_to_different_sizes(pair, folder):
 
 
 def test_what_cannot_be_served_is_refused_before_it_is_queued(generator):
-    with pytest.raises(
-        RequestError, match="the prompt has 96 tokens; with its answer it must fit 96"
+    for prompt, options, said in (
+        ([5] * POSITIONS, None, "the prompt has 96 tokens; with its answer it must fit 96"),
+        ([9999], None, "token 9999 is none of"),
+        ("a", Options(logprobs=21), "logprobs is 21; at most 20"),
+        ("a", Options(gamma=5), "gamma is 5; this engine drafts 4 at most"),
+        ("a", Options(seed=0.5), "seed is 0.5"),
     ):
-        generator.submit([5] * POSITIONS)
-    with pytest.raises(RequestError, match="token 9999 is none of"):
-        generator.submit([9999])
-    with pytest.raises(RequestError, match="max_tokens is 0"):
-        Options(max_tokens=0)
-    with pytest.raises(RequestError, match="a stop string is empty"):
-        Options(stop=("",))
-    with pytest.raises(RequestError, match="logprobs is 21; at most 20"):
-        generator.submit("a", Options(logprobs=21))
-    with pytest.raises(RequestError, match="top_p"):
-        Options(sampling=Sampling(top_p=2))
-    with pytest.raises(RequestError, match="gamma is 5; this engine drafts 4 at most"):
-        generator.submit("a", Options(gamma=5))
-    with pytest.raises(RequestError, match="seed is 0.5"):
-        generator.submit("a", Options(seed=0.5))
+        with pytest.raises(RequestError, match=said):
+            generator.submit(prompt, options)
     assert generator.idle
     assert generator.encode("") == (generator.vocabulary.ids["<|begin|>"],)
 
@@ -325,11 +316,13 @@ def test_prompts_that_are_none_are_refused(generator, prompt, said):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5"),
         ({"max_tokens": True}, "max_tokens is True"),
         ({"logprobs": -1}, "logprobs is -1"),
         ({"stop": ("\ud800",)}, "a stop string holds"),
         ({"stop": (7,)}, "a stop string is 7; it must be text"),
+        ({"stop": ("",)}, "a stop string is empty"),
     ],
 )
 def test_options_with_impossible_values_are_refused(fields, said):
