@@ -39,7 +39,6 @@ from forescribe.speculative.models.checkpoint import (
     shapes_in,
     strange_id,
 )
-from forescribe.speculative.models.heads.formats import holds_head
 from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
 from forescribe.speculative.models.quantized import float_model, quantize_causal
 from forescribe.speculative.models.slot_model import SlotModel
@@ -123,8 +122,6 @@ def load(
 
     found = locate(name, LANGUAGE_MODEL, role=role, network=network)
     folder, source = (found.parent, {"gguf_file": found.name}) if found.is_file() else (found, {})
-    if not source:
-        _refuse_head(folder, name, role)
     try:
         if device.int8 and role == "model":  # before the weights are read
             engine = int8_engine(engine)
@@ -197,19 +194,6 @@ def read_weights(
 def _refuse(problem: str | None) -> None:
     if problem is not None:
         raise LoadError(problem)
-
-
-def _refuse_head(folder: Path, name: str | Path, role: Role) -> None:
-    """Raises LoadError for a head, most of whose tensors a model would lack."""
-    try:
-        found = holds_head(folder)
-    except LoadError:  # a damaged configuration, which the loader names
-        return
-    if found:
-        raise LoadError(
-            f"--{role} {name} is a head, which drafts for its own target in `forescribe generate` "
-            "and `forescribe serve`: it is no model of its own"
-        )
 
 
 def _tokenizer(
