@@ -45,7 +45,6 @@ from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.requests import Stats
-from forescribe.text import presets
 from forescribe.text.generator import CONTEXT, TextGenerator
 from forescribe.text.language_model import LanguageModel, check_draft, load
 from forescribe.text.presets import MTP, NGRAM, Pair, resolve
@@ -266,7 +265,7 @@ def load_pair(
     target = load(pair.target, device, network=False, engine=engine)
     if pair.draft is None or pair.draft == NGRAM:
         return target, None
-    if pair.draft in (MTP, *presets.names()):
+    if pair.draft == MTP:
         raise LoadError(
             f"--draft {pair.draft} is no model: this benchmark gives transformers the same draft; "
             "`forescribe generate --compare` measures any"

@@ -41,7 +41,6 @@ from forescribe.asr.formats.transcript_parts import (
     Turn,
     Word,
 )
-from forescribe.speculative.requests import Stats
 
 from .turns import Turns
 
@@ -69,10 +68,6 @@ class ChannelTranscriber:
     def set_batch(self, size: int) -> None:
         """As of the transcriber."""
         self.transcriber.set_batch(size)
-
-    def stats(self) -> Stats | None:
-        """As of the transcriber."""
-        return self.transcriber.stats()
 
     def transcribe(
         self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None

@@ -121,9 +121,6 @@ class SpeakerOnlyTranscriber:
     def set_batch(self, size: int) -> None:
         """Recordings are diarized one by one."""
 
-    def stats(self) -> None:
-        """Nothing is decoded."""
-
     def transcribe(
         self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
     ) -> Iterator[Outcome]:

@@ -57,10 +57,9 @@ def transcribe(
 
     unknown = options.keys() - OPTIONS
     if unknown:
-        from .transcription import RENAMED
-
-        told = ", ".join(name + RENAMED.get(name, "") for name in sorted(unknown))
-        raise UsageError(f"{told}: no option of an operator; known: {', '.join(sorted(OPTIONS))}")
+        raise UsageError(
+            f"{', '.join(sorted(unknown))}: no option of an operator; known: {', '.join(sorted(OPTIONS))}"
+        )
     options = {"word_timestamps" if name == "words" else name: v for name, v in options.items()}
     order = work_order(TranscribeOptions(audio=[], cluster="auto", **options), [])
     if num_gpus is None and resources is None and options.get("device", "auto") != "cpu":

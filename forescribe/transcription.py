@@ -54,9 +54,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RENAMED = {"word_timestamps": "; it is called words"}
-"""What to add to the refusal of an option that had another name."""
-
 
 class SpeechSegment(NamedTuple):
     """In seconds."""
@@ -136,7 +133,6 @@ def transcribe(
     device: str | None = None,
     local_files_only: bool = False,
     on_progress: Hook | None = None,
-    **others: Any,
 ) -> Transcript | list[Transcript]:
     """Transcribe a recording, or a list of recordings in one batch, with the defaults of
     `forescribe transcribe`.
@@ -180,8 +176,6 @@ def transcribe(
 
     All but DeviceError (a `forescribe.speculative.errors.SpeculativeError`) are `ForescribeError`.
     """
-    for name in others:
-        raise TypeError(f"transcribe() has no option {name}{RENAMED.get(name, '')}")
     if num_speakers is not None and not diarize:
         raise UsageError("num_speakers needs diarize=True")
     many = isinstance(audio, list) and not _is_samples(audio)

@@ -133,18 +133,18 @@ def _default(option: Any) -> str:
 
 
 def flags() -> str:
-    """The page of flags that are gone, and of those of other programs that have no meaning here."""
-    from forescribe.cli.option_records import FOREIGN, GONE
+    """The page of flags of other programs that have no meaning here."""
+    from forescribe.cli.option_records import FOREIGN
 
     named = dict[str, list[str]]()
-    for name, instead in (*GONE.items(), *FOREIGN.items()):
+    for name, instead in FOREIGN.items():
         named.setdefault(instead, []).append(f"`{name}`")
     page = [
-        "# Flags that are gone, and flags of other programs",
+        "# Flags of other programs",
         MADE,
         "Other programs' names for what `forescribe` has, such as `--lang`, are listed "
         "[with its options](cli.md), and a switch may be followed by True or False. These are refused in one "
-        "line that says what to use:",
+        "line that says what to use, all others with the options of similar names:",
         "\n".join(f"- {', '.join(names)}: {instead}" for instead, names in named.items()),
     ]
     return "\n\n".join(page) + "\n"

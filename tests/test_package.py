@@ -89,12 +89,6 @@ def test_a_recording_becomes_a_transcript(model: str, recording: Path) -> None:
     assert transcript.settings["guards"] is not None
 
 
-def test_an_option_that_was_renamed_names_the_new_one() -> None:
-    for name, told in {"word_timestamps": "; it is called words", "beam_size": ""}.items():
-        with pytest.raises(TypeError, match=rf"transcribe\(\) has no option {name}{told}$"):
-            forescribe.transcribe("never-opened.wav", **{name: True})
-
-
 def test_speakers_are_labelled_on_request(model: str, recording: Path) -> None:
     transcript = forescribe.transcribe(
         recording, model, device="cpu", diarize=True, num_speakers=1, local_files_only=True

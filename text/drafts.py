@@ -1,8 +1,8 @@
 """The draft of a text target: what a name or folder holds, whether it fits, and the drafter that uses it.
 
-It is another model, a head on the target's states, a layer in the target's own checkpoint, copying from the
-text, drafting through text, or a drafter of another package. Formats of heads are in
-`speculative.models.heads`. Knows which draft fits which target; nothing of requests.
+It is another model, a head on the target's states, a layer in the target's own checkpoint, or copying from
+the text. Formats of heads are in `speculative.models.heads`. Knows which draft fits which target; nothing of
+requests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from forescribe.speculative.models.heads.records import Head, TargetShape
 from forescribe.speculative.models.hub import find, locate
 from forescribe.speculative.protocols import Drafter
 
-from . import presets
 from .language_model import LANGUAGE_MODEL, LanguageModel, check_draft, load
-from .presets import MTP, NGRAM
-from .universal import UniversalDrafter
+from .presets import MTP
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,48 +76,25 @@ def drafter_for(
     *,
     gamma: int | None,
     context: int,
-    universal: bool,
 ) -> Drafter | None:
-    """The drafter that `draft` names; None for plain decoding. `universal` allows a model with other
-    tokens. Raises LoadError for a draft that does not fit."""
+    """The drafter of `draft`, of which `NGRAM` is the only string; None for plain decoding. Raises LoadError
+    for a draft that does not fit."""
     if draft is None:
         return None
-    if draft == NGRAM:
-        return NgramDrafter(early=device.synchronous)
     if isinstance(draft, str):
-        setting = presets.DrafterSetting(target, device, gamma, context)
-        return presets.create(draft, setting)
+        return NgramDrafter(early=device.synchronous)
+    confidence = confidence_for(gamma, device)
     if isinstance(draft, HeadDraft):
-        return HeadDrafter(draft.head, confidence=confidence_for(gamma, device))
-    if universal and target.vocabulary.difference(draft.vocabulary):
-        return _universal(target, draft, device)
+        return HeadDrafter(draft.head, confidence=confidence)
     check_draft(target, draft)
     if draft.positions < context:
         raise LoadError(
             f"{draft.name} has {draft.positions} positions, fewer than the context "
             f"of {context}: give a context that it has"
         )
-    return ModelDrafter(
-        draft.decoder(context, target.vocab_size), confidence=confidence_for(gamma, device)
-    )
+    return ModelDrafter(draft.decoder(context, target.vocab_size), confidence=confidence)
 
 
 def _shape(target: LanguageModel) -> TargetShape:
     config = target.model.config.get_text_config()
     return TargetShape(target.name, config.hidden_size, config.num_hidden_layers, target.vocab_size)
-
-
-def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> Drafter:
-    if device.static_shapes:
-        raise LoadError(
-            f"{draft.name} has other tokens than {target.name}: drafting through text works on "
-            f"CPUs, not on {device.kind}, whose rounds are graphs"
-        )
-    return UniversalDrafter(
-        draft.decoder(),
-        draft.vocabulary,
-        draft.ends,
-        target.vocabulary,
-        min(target.ends, default=None),
-        target.vocab_size,
-    )

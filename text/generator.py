@@ -30,9 +30,9 @@ from forescribe.speculative.models.causal import cache_numbers
 from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.requests import Mode, Request, Result, Stats
 
-from . import presets
 from .drafts import HeadDraft, drafter_for, load_draft
 from .language_model import LanguageModel, load
+from .presets import NGRAM
 from .streaming import Completion, Event, Options, TextStream
 from .vocabulary import Message, Vocabulary
 
@@ -54,8 +54,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class TextGenerator:
-    """One target with one draft: another model, a head, `"ngram"`, a drafter of another package,
-    or None for plain decoding. `universal` lets a model with other tokens draft through text, on CPUs.
+    """One target with one draft: another model, a head, `"ngram"`, or None for plain decoding.
 
     `gamma` is the number of drafted tokens per round; None chooses it by measured speed. `context` is
     the maximum number of tokens of prompt and text, by default as `default_context`. Raises LoadError for
@@ -71,7 +70,6 @@ class TextGenerator:
         batch: int = 8,
         gamma: int | None = None,
         context: int | None = None,
-        universal: bool = False,
     ) -> None:
         if context is not None:
             requests.check_whole("context", context, 2, target.positions)
@@ -80,14 +78,12 @@ class TextGenerator:
         self.target, self.draft, self.device = target, draft, device
         if context is None:
             models = [target]
-            if isinstance(draft, LanguageModel) and not universal:
+            if isinstance(draft, LanguageModel):
                 models.append(draft)
             context = default_context(models, device, batch)
         self.context = context
         self.vocabulary = target.vocabulary
-        drafter = drafter_for(
-            target, draft, device, gamma=gamma, context=self.context, universal=universal
-        )
+        drafter = drafter_for(target, draft, device, gamma=gamma, context=context)
         self.engine = Engine(
             target.decoder(self.context),
             drafter,
@@ -118,15 +114,13 @@ class TextGenerator:
         batch: int = 8,
         gamma: int | None = None,
         context: int | None = None,
-        universal: bool = False,
         network: bool = True,
         engine: str | None = None,
         draft_dtype: str | None = None,
         quantize: str | None = None,
     ) -> TextGenerator:
         """Loads a pair from folders or hub ids. `draft` may also be the folder of an EAGLE-3 head,
-        `"mtp"` for a layer in the target's own checkpoint, `"ngram"`, or a drafter of another
-        package.
+        `"mtp"` for a layer in the target's own checkpoint, or `"ngram"`.
         `engine` runs the forwards: "auto", "native", "lean" or "modules"; the texts are the same.
 
         `dtype` is float32 on CPUs and bfloat16 elsewhere by default: language models are trained in
@@ -141,8 +135,8 @@ class TextGenerator:
         forward = ModelEngine.of(engine)
         target = load(model, place, network=network, engine=forward)
         second: LanguageModel | HeadDraft | str | None = None
-        if draft in (presets.NGRAM, *presets.names()):
-            second = str(draft)
+        if draft == NGRAM:
+            second = NGRAM
         elif draft is not None:
             drafts = draft_device(place, draft_dtype, forward)
             second = load_draft(draft, target, drafts, network=network, engine=forward)
@@ -158,7 +152,6 @@ class TextGenerator:
             batch=batch,
             gamma=gamma,
             context=context,
-            universal=universal,
         )
 
     def plain(self) -> TextGenerator:

@@ -30,7 +30,6 @@ from forescribe.speculative.models.checkpoint import (
     missing,
     quiet,
 )
-from forescribe.speculative.models.heads.formats import holds_head
 from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
 from forescribe.speculative.models.quantized import float_model, quantize_causal
 from forescribe.speculative.models.slot_model import SlotModel
@@ -111,8 +110,6 @@ def load(
 
     found = locate(name, LANGUAGE_MODEL, role=role, network=network)
     folder, source = (found.parent, {"gguf_file": found.name}) if found.is_file() else (found, {})
-    if not source:
-        _refuse_head(folder, name, role)
     try:
         if device.int8 and role == "model":  # before the weights are read
             engine = int8_engine(engine)
@@ -170,19 +167,6 @@ def read_weights(
     return model
 
 
-def _refuse_head(folder: Path, name: str | Path, role: Role) -> None:
-    """Raises LoadError for a head, most of whose tensors a model would lack."""
-    try:
-        found = holds_head(folder)
-    except LoadError:  # a damaged configuration, which the loader names
-        return
-    if found:
-        raise LoadError(
-            f"--{role} {name} is a head, which drafts for its own target in `forescribe generate` "
-            "and `forescribe serve`: it is no model of its own"
-        )
-
-
 def _tokenizer(
     folder: Path, name: str | Path, role: Role, source: Mapping[str, str] = NO_FILES
 ) -> Any:
@@ -206,7 +190,7 @@ def check_draft(target: LanguageModel, draft: LanguageModel) -> None:
     if token is not None:
         raise LoadError(
             f"{draft.name} cannot draft for {target.name}: they have {token}; take a draft with the "
-            "same tokens, or let it draft through text (--universal)"
+            "same tokens, or --draft ngram"
         )
 
 

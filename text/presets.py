@@ -1,34 +1,20 @@
-"""Names of text models and their drafts: presets, and drafters of other packages.
+"""Names of text models and their drafts.
 
 A preset pairs a target with the draft that fits it. A draft must have its target's tokens; within a family
-that is usually the smallest model. A package adds a drafter by an entry point of the group
-`forescribe.drafters`: a function that takes a `DrafterSetting` and returns a `speculative.protocols.Drafter`;
-it imports what it needs.
+that is usually the smallest model.
 
 Knows names and folders; nothing is loaded here. Import is light.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models import hub
 from forescribe.speculative.models.checkpoint import GGUF
 from forescribe.speculative.models.hub import Role, folder_or_hub_id
-
-if TYPE_CHECKING:
-    from forescribe.speculative.device import Device
-    from forescribe.speculative.protocols import Drafter
-
-    from .language_model import LanguageModel
-
-GROUP = "forescribe.drafters"
-"""Entry points of other packages."""
 
 DEFAULT = "demo-text"
 """The preset that is loaded without a name."""
@@ -38,9 +24,6 @@ NGRAM = "ngram"
 MTP = "mtp"
 """Drafts that are no model: none, copying what followed the last words when they occurred before, and the
 layer inside the target's own checkpoint."""
-
-GONE = {"suffix": "use ngram, which copies from earlier answers too"}
-"""Drafts of earlier versions, and what to use instead."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +51,7 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """What to load, for `TextGenerator.load`. `draft` may also be "ngram", "mtp" or
-    another package's."""
+    """What to load, for `TextGenerator.load`. `draft` may also be "ngram" or "mtp"."""
 
     target: str | Path
     draft: str | Path | None
@@ -84,9 +66,7 @@ def resolve(model: str | None, draft: str | None) -> Pair:
     target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
     if draft == NO_DRAFT:
         return Pair(target, None)
-    if draft in GONE:
-        raise LoadError(f"--draft {draft} is gone: {GONE[draft]}")
-    if draft in (MTP, NGRAM) or draft in names():
+    if draft in (MTP, NGRAM):
         return Pair(target, draft)
     if draft is not None:
         other = PRESETS.get(draft)
@@ -96,53 +76,9 @@ def resolve(model: str | None, draft: str | None) -> Pair:
     return Pair(target, _place(preset, preset.draft))
 
 
-@dataclass(frozen=True)
-class DrafterSetting:
-    """What a factory may need to know."""
-
-    target: LanguageModel
-    device: Device
-    gamma: int | None  # drafted tokens per round; None: chosen by measured speed
-    context: int  # tokens of a row, prompt included
-
-
-def names() -> list[str]:
-    """The names that other packages add to --draft."""
-    return sorted(_entry_points())
-
-
-def create(name: str, setting: DrafterSetting) -> Drafter:
-    """The drafter of another package. Raises LoadError, with its name, where the package cannot be loaded or
-    gives something else."""
-    point = _entry_points().get(name)
-    if point is None:
-        known = f"; of other packages: {', '.join(names())}" if names() else ""
-        raise LoadError(f"--draft {name} is no drafter{known}")
-    try:
-        factory: Callable[[DrafterSetting], Drafter] = point.load()
-        drafter = factory(setting)
-    except LoadError:
-        raise
-    except Exception as error:  # code of another package may raise anything
-        raise LoadError(
-            f"--draft {name}: {point.value} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
-    lacks = [part for part in ("needs", "bind", "propose", "observe") if not hasattr(drafter, part)]
-    if lacks:
-        raise LoadError(
-            f"--draft {name}: {point.value} returns a {type(drafter).__name__}, which is no drafter: it "
-            f"lacks {lacks[0]}"
-        )
-    return drafter
-
-
 def _place(preset: Preset, name: str) -> str | Path:
     return hub.FOLDER / name if preset.bundled else name
 
 
 def _name(name: str, role: Role) -> str | Path:
     return folder_or_hub_id(name, role, PRESETS, GGUF)
-
-
-def _entry_points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}

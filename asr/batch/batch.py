@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..audio.reading import BYTES_PER_S, length_of
 from ..errors import CapacityError, ForescribeError, out_of_memory
@@ -33,10 +33,8 @@ from .outputs import Outputs, RecordingResult, Writer
 from .spool import Fetching, LocalCopy, Spool
 
 if TYPE_CHECKING:
-    from forescribe.speculative.requests import Stats
-
     from ..decode.options import Options
-    from ..decode.results import Follows, Hook, Outcome, Partial, Progress
+    from ..decode.results import Hook, Outcome, Progress
 
 WRITERS = 8
 """Threads that write results to a distant store."""
@@ -65,8 +63,6 @@ class BatchTranscriber(Protocol):
     def transcribe(
         self, sources: Iterable[Any], options: Options | None = None, hook: Hook | None = None
     ) -> Iterator[Outcome]: ...
-
-    def stats(self) -> Stats | None: ...
 
 
 class Batch:
@@ -341,13 +337,6 @@ class _Watched:
 
     taken: Mapping[str, _Taken]
     hook: Hook | None
-
-    @property
-    def wants(self) -> bool:
-        return getattr(self.hook, "wants", False)
-
-    def follow(self, partial: Partial) -> None:
-        cast("Follows", self.hook).follow(partial)
 
     def __call__(self, progress: Progress) -> None:
         error, pipes = progress.draft_error, any(one.is_pipe for one in self.taken.values())

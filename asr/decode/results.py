@@ -1,6 +1,6 @@
 """What a call gives, and what it tells while it runs.
 
-Its hook is told `Progress` and `Partial`, a listener each `Part` of a recording, a tap its samples;
+Its hook is told `Progress`, a listener each `Part` of a recording, a tap its samples;
 `PhaseTimes` are written. An `Outcome` is the result of a recording, with its windows as `Decoded` for audits.
 Knows nothing of models, or of how the records are made. Import is light.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -108,27 +108,8 @@ class Progress:
     draft_error: BaseException | None = None  # why the window had no drafts
 
 
-@dataclass(frozen=True)
-class Partial:
-    """Text of the first window of a recording that is still being decoded. It may change."""
-
-    source: Input
-    text: str
-
-
 Hook = Callable[[Progress], None]
 """Is told of each window that has ended."""
-
-
-@runtime_checkable
-class Follows(Protocol):
-    """A hook that also shows text while it is being decoded. Reading that text waits for the device, so
-    `wants` says when it is needed."""
-
-    @property
-    def wants(self) -> bool: ...
-
-    def follow(self, partial: Partial) -> None: ...
 
 
 @dataclass(frozen=True)

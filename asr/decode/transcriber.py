@@ -46,17 +46,7 @@ from .options import Guards, Options
 from .outcome import settings_of
 from .recording import Event, Progressed, RecordingEnded, Submission, fault
 from .requests import BoundOptions, bind
-from .results import (
-    Decoded,
-    FindsSpeakers,
-    Follows,
-    Hook,
-    Outcome,
-    Partial,
-    Progress,
-    SpeakerSearch,
-)
-from .text import text_of
+from .results import Decoded, FindsSpeakers, Hook, Outcome, Progress, SpeakerSearch
 from .window import PendingWindow
 from .word_timer import WordTimer
 
@@ -264,16 +254,9 @@ class SegmentStream(Iterator[Segment]):
         self._parts.close()
 
 
-@dataclass(frozen=True, eq=False)
-class Stepped:
-    """A step of the engine is over; the first of the recordings under way."""
-
-    recording: Submission | None
-
-
 def decoding(
     context: DecodingContext, coming: Iterator[Submission]
-) -> Generator[Event | Stepped | None, None, None]:
+) -> Generator[Event | None, None, None]:
     """Decode recordings in the caller's thread, which reads them too: one after the other, when slots are
     free, so hours of audio are never in memory. Yields what happens, and None where outcomes may be handed
     out.
@@ -308,7 +291,6 @@ def decoding(
             for ended in context.slots.ended(context.engine.step()):
                 yield from driver.answered(ended)
                 yield None
-            yield Stepped(next(iter(driver.live), None))
             yield from driver.notes()
             yield None
     finally:  # the caller may stop at any event
@@ -371,8 +353,6 @@ class Call:
                     self._tell(event.recording, event.window)
                 elif isinstance(event, RecordingEnded):
                     ended.append(event.recording)
-                elif isinstance(event, Stepped):
-                    self._show_partial(event.recording)
                 elif event is None:
                     yield from self._outcomes(ended)
                     ended = []
@@ -440,30 +420,6 @@ class Call:
             error and error.__cause__,
         )
         self.hook(progress)
-
-    def _show_partial(self, recording: Submission | None) -> None:
-        """Show a hook that asks for it the text that is being decoded: of the first window of a recording."""
-        hook, engine = self.hook, self.context.engine
-        if recording is None or recording.audio is None:
-            return
-        if not isinstance(hook, Follows) or not hook.wants:
-            return
-        if self.bound.redactor is not None:  # only what is complete is redacted
-            return
-        try:
-            partials = [
-                partial
-                for partial in engine.peek()
-                if getattr(partial.request.tag, "recording", None) is recording
-                and not partial.request.tag.window.unheard
-            ]
-            if not partials:
-                return
-            earliest = min(partials, key=lambda partial: partial.request.tag.window.start)
-            text = text_of(self.context.whisper, earliest.tokens)
-        except Exception:  # partial text is only for display: decoding goes on without it
-            return
-        hook.follow(Partial(recording.source, text.rstrip("\ufffd")))  # an incomplete character
 
 
 @dataclass(frozen=True)

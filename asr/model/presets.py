@@ -385,11 +385,6 @@ def cached() -> list[Cached]:
     return made
 
 
-def here() -> list[str]:
-    """The names of the presets that are on this machine."""
-    return [entry.preset.name for entry in cached() if entry.target]
-
-
 def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
     """What `--draft NAME` means, and the languages in which it pays."""
     preset = _preset_of(name)

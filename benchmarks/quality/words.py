@@ -21,8 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,6 @@ class Task:
     batch: int
     dtype: str
     files: Sequence[str]
-    terms: Sequence[Sequence[str]] = ()  # a list for each file
 
 
 @dataclass(frozen=True)
@@ -170,27 +168,16 @@ def ours(task: Task, beams: int | None) -> Transcribe:
         network=False,
     )
     options = Options(language=LANGUAGE, beam_size=beams, guards=Guards())
-    lists = listed(task)
 
     def run(files: Sequence[str]) -> list[tuple[str, bool]]:
-        found: dict[str, Any] = {}
-        for terms, group in groupby(files, key=lambda file: lists.get(file, ())):
-            asked = replace(options, terms=terms)
-            found |= {o.name: o.transcript for o in transcriber.transcribe(list(group), asked)}
+        found = {o.name: o.transcript for o in transcriber.transcribe(list(files), options)}
         done = [found[file] for file in files]
         return [("", False) if t is None else (t.text, bool(t.warnings)) for t in done]
 
     return run
 
 
-def listed(task: Task) -> dict[str, tuple[str, ...]]:
-    """The terms of each file that has a list."""
-    return dict(zip(task.files, map(tuple, task.terms), strict=False))
-
-
-def faster_whisper(
-    task: Task, beams: int, batched: bool, hotwords: Mapping[str, Sequence[str]] | None = None
-) -> Transcribe:
+def faster_whisper(task: Task, beams: int, *, batched: bool) -> Transcribe:
     library: Any = importlib.import_module("faster_whisper")
     model = library.WhisperModel(
         task.model, device="cpu", compute_type=task.dtype, cpu_threads=task.threads
@@ -200,11 +187,8 @@ def faster_whisper(
         model = library.BatchedInferencePipeline(model)
         options["batch_size"] = task.batch
 
-    def own(file: str) -> dict[str, str]:
-        return {} if hotwords is None else {"hotwords": ", ".join(hotwords[file])}
-
     def run(files: Sequence[str]) -> list[tuple[str, bool]]:
-        written = (model.transcribe(file, **options, **own(file))[0] for file in files)
+        written = (model.transcribe(file, **options)[0] for file in files)
         return [("".join(segment.text for segment in segments), False) for segments in written]
 
     return run
@@ -270,7 +254,6 @@ SYSTEMS: dict[str, Callable[[Task], Transcribe]] = {
     "faster-whisper": lambda task: faster_whisper(task, 5, batched=False),
     "faster-whisper, greedy": lambda task: faster_whisper(task, 1, batched=False),
     "faster-whisper, batched": lambda task: faster_whisper(task, 5, batched=True),
-    "faster-whisper, hotwords": lambda task: faster_whisper(task, 5, False, listed(task)),
     "openai-whisper": openai_whisper,
 }
 
@@ -318,9 +301,9 @@ def child(asked: str, answer: str) -> None:
 # -- the comparison -------------------------------------------------------------------------------------
 
 
-def parser(program: str, description: str | None) -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made = argparse.ArgumentParser(
-        prog=f"python -m {program}", description=(description or "").splitlines()[0]
+        prog="python -m benchmarks.quality.words", description=(__doc__ or "").splitlines()[0]
     )
     add = made.add_argument
     add("audio", nargs="+", type=Path, help="recordings of English")
@@ -330,12 +313,6 @@ def parser(program: str, description: str | None) -> argparse.ArgumentParser:
     add("--batch", type=int, default=8)
     add("--threads", type=int, default=provenance.cores())
     add("--json", type=Path, metavar="FILE", help="where the record goes")
-    return made
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    made = parser("benchmarks.quality.words", __doc__)
-    add = made.add_argument
     add("--only", action="append", choices=SYSTEMS, help="a program; may be given several times")
     add("--dtype", default="float32")
     add("--places", action="store_true", help="print every place where programs differ")

@@ -1,7 +1,6 @@
 """Messages of a command: a progress bar, a line per recording, a summary. All on stderr.
 
-On a terminal the text is shown as it is decoded: final text scrolls above the bar; partial text stands in one
-line below it, which is redrawn a few times a second and removed at the end. In a log, with --verbose, only
+On a terminal the text of a recording scrolls above the bar as windows end. In a log, with --verbose, only
 segments are printed. For scripts there is one JSON record per recording on stdout, with the codes of
 `asr.errors`. Knows how a result is shown; nothing of how it was made.
 """
@@ -12,17 +11,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from rich.cells import cell_len
 from rich.console import Console as Rich
-from rich.console import RenderableType
 from rich.markup import escape as without_markup
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from forescribe.asr.batch.interrupts import INTERRUPTED
 from forescribe.asr.errors import one_line, visible
@@ -33,36 +29,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forescribe.asr.batch.outputs import RecordingResult
-    from forescribe.asr.decode.results import Hook, Partial
+    from forescribe.asr.decode.results import Hook
     from forescribe.asr.decode.results import Progress as WindowProgress
     from forescribe.asr.errors import ForescribeError
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.storage.locations import Location, Source
-    from forescribe.speculative.requests import Stats
-
-EVERY_S = 0.2
-"""Seconds between two updates of partial text: each one waits for the device."""
 
 
 class Console:
-    """The messages of one command. `quiet` shows errors only; `records` are written to stdout; `stats` tells
-    of drafts and engines."""
+    """The messages of one command. `quiet` shows errors only; `records` are written to stdout."""
 
-    def __init__(self, *, quiet: bool, verbose: bool, records: bool, stats: bool = False) -> None:
+    def __init__(self, *, quiet: bool, verbose: bool = False, records: bool = False) -> None:
         self.rich = Rich(stderr=True, highlight=False, soft_wrap=True)
-        self.quiet, self.verbose, self.records, self.stats = quiet, verbose, records, stats
+        self.quiet, self.verbose, self.records = quiet, verbose, records
         self.started = time.perf_counter()
         self.totals = Totals()
         self.failed: list[str] = []
         self.cancelled = 0
         self.interrupted = False
-        self.advised: set[str] = set()
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds since the work began, models loaded."""
-        return time.perf_counter() - self.started
 
     def status(self, text: str) -> None:
         """Show a line on a terminal only, for a user who waits."""
@@ -79,9 +64,8 @@ class Console:
         self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
 
     def advice(self, text: str | None) -> None:
-        """Show what would make the run faster, once; None: nothing would."""
-        if text is not None and text not in self.advised:
-            self.advised.add(text)
+        """Show what would make the run faster; None: nothing would."""
+        if text is not None:
             self.notice(text)
 
     def skipped(
@@ -102,9 +86,8 @@ class Console:
 
     @contextmanager
     def progress(self, sources: Sequence[Source], *, text: bool = True) -> Iterator[Hook | None]:
-        """Show a bar over seconds of audio; yields the hook that moves it. On a terminal the text
-        is shown as it is decoded: final text above the bar if `text`, partial text below it. An interruption
-        ends the block."""
+        """Show a bar over seconds of audio; yields the hook that moves it. On a terminal the text is shown
+        above it if `text`. An interruption ends the block."""
         self.started = time.perf_counter()
         try:
             if self.quiet or not (self.rich.is_terminal or self.verbose):
@@ -150,16 +133,15 @@ class Console:
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
 
-    def summary(self, stats: Stats | None, *, vad: bool = False) -> None:
+    def summary(self, *, vad: bool = False) -> None:
         """Show the last lines: what was heard and how fast, and all failures by name. `vad`: silence was left
         out."""
         if self.quiet:
             return
         totals = self.totals
         if totals.audio:  # without a transcript there is no speed
-            self.rich.print(f"[bold]{totals.line(self.wall_s, vad=vad)}[/]")
-            if self.stats:
-                self.rich.print(_figures(stats, totals))
+            wall_s = time.perf_counter() - self.started
+            self.rich.print(f"[bold]{totals.line(wall_s, vad=vad)}[/]")
         if totals.wordless:
             self.rich.print(f"[yellow]{seconds(totals.wordless):.1f} s of voice without words[/]")
         if self.cancelled:
@@ -185,8 +167,6 @@ class Totals:
     characters: int = 0  # of languages without spaces
     recordings: int = 0
     speakers: int = 0  # of the last one
-    drafting: object = None  # what `auto` has decided, by the last one
-    engines: set[str] = field(default_factory=set)
 
     def add(self, transcript: Transcript) -> None:
         self.recordings += 1
@@ -194,13 +174,10 @@ class Totals:
         self.silent += transcript.coverage.silent_samples
         self.wordless += transcript.coverage.wordless_samples or 0
         self.speakers = len(transcript.speakers)
-        self.drafting = transcript.stats.get("drafting")
         if transcript.language in SPACELESS:
             self.characters += sum(map(str.isalnum, transcript.text))
         else:
             self.words += len(transcript.text.split())
-        if "engine" in transcript.settings:
-            self.engines.add(str(transcript.settings["engine"]))
 
     def line(self, wall_s: float, *, vad: bool) -> str:
         """Amount, speed and what was left out; recordings of their own have speakers of their own."""
@@ -219,30 +196,24 @@ class Totals:
 
 
 class Screen:
-    """A hook that draws. The text of a single recording is shown; of several, the bar and the line
-    below."""
+    """A hook that draws. The text of a single recording is shown; of several, the bar alone."""
 
     def __init__(
-        self,
-        console: Rich,
-        sources: Sequence[Source],
-        *,
-        verbose: bool,
-        text: bool,
-        clock: Callable[[], float] = time.perf_counter,
+        self, console: Rich, sources: Sequence[Source], *, verbose: bool, text: bool
     ) -> None:
-        self.console, self.verbose, self.clock = console, verbose, clock
+        self.verbose = verbose
         self.text = text and len(sources) == 1 and console.is_terminal and not verbose
         self.seen = {source.path: (0.0, source.length_s or 0.0) for source in sources}
-        self.started = self.last_update = clock()
-        columns = (
+        self.started = time.perf_counter()
+        self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
+            console=console,
+            transient=True,
         )
-        self.bar = _Bar(*columns, console=console, transient=True)
         whole, files = sum(total for _, total in self.seen.values()), len(sources)
         self.task = self.bar.add_task(f"{files} file{'s' * (files > 1)}", total=whole, note="")
 
@@ -251,17 +222,15 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bar.line = ""
         self.bar.stop()
 
     def __call__(self, progress: WindowProgress) -> None:
         """Draw a window that has ended."""
         self.seen[str(progress.source)] = (progress.done_s, progress.total_s or progress.done_s)
         done = sum(d for d, _ in self.seen.values())
-        note = f"{done / max(self.clock() - self.started, 1e-9):.1f}x real time"
+        note = f"{done / max(time.perf_counter() - self.started, 1e-9):.1f}x real time"
         total = sum(t for _, t in self.seen.values())
         self.bar.update(self.task, completed=done, total=total, note=note)
-        self.bar.line = ""
         if self.verbose:
             for segment in progress.segments:
                 times = f"[{segment.start:.2f} --> {segment.end:.2f}]"
@@ -269,16 +238,6 @@ class Screen:
         elif self.text:
             for segment in progress.spoken:
                 self._print(one_line(segment.text))
-
-    @property
-    def wants(self) -> bool:
-        """Whether it is time to show partial text."""
-        return self.console.is_terminal and self.clock() - self.last_update >= EVERY_S
-
-    def follow(self, partial: Partial) -> None:
-        """Show partial text."""
-        self.last_update = self.clock()
-        self.bar.line = one_line(partial.text)
 
     def _print(self, text: str) -> None:
         self.bar.console.print(text, markup=False)
@@ -332,15 +291,6 @@ def file_names(files: Sequence[Path | Location]) -> str:
     return " ".join((stems[0], *extensions))
 
 
-def tail(text: str, width: int) -> str:
-    """The end of a text, as much as fits in `width` columns; wide characters count as two."""
-    if cell_len(text) <= width:
-        return text
-    while text and cell_len(text) > width - 1:
-        text = text[max(1, (cell_len(text) - width) // 2) :]
-    return f"…{text}"
-
-
 def _speed(transcript: Transcript) -> str:
     """The length of a recording, what of it is loud and has no words, and its speakers."""
     text = f"{transcript.duration:.1f} s of audio"
@@ -359,25 +309,3 @@ def _speed(transcript: Transcript) -> str:
 def _counted(number: int, thing: str) -> str:
     """A number of things in words, empty for none."""
     return f"{number:,} {thing}{'s' * (number > 1)}" if number else ""
-
-
-def _figures(stats: Stats | None, totals: Totals) -> str:
-    """What drafts brought, what was decided about them, and what computed."""
-    drafts = "no drafts"
-    if stats is not None and stats.drafted:
-        length = stats.mean_acceptance_length
-        drafts = f"{stats.acceptance_rate:.1%} of drafts accepted, {length:.2f} tokens per round"
-    decided = f"auto: {totals.drafting}" if totals.drafting else ""
-    engines = f"engine {', '.join(sorted(totals.engines))}" if totals.engines else ""
-    return "; ".join(filter(None, (drafts, decided, engines)))
-
-
-class _Bar(Progress):
-    """A bar with a line of text below it."""
-
-    line = ""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table(self.tasks)
-        if self.line:
-            yield Text(tail(self.line, self.console.width - 1), style="dim", no_wrap=True)

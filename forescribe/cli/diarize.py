@@ -21,7 +21,7 @@ from .options import (
     ModelOptions,
     PerformanceOptions,
     RunOptions,
-    SpeakerChoice,
+    SpeakerOptions,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ FORMATS = "rttm,json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiarizeOptions(RunOptions, SpeakerChoice):
+class DiarizeOptions(RunOptions, SpeakerOptions):
     """The parsed command line. Raises UsageError for formats that need words, and for
     speaker options that contradict each other."""
 
@@ -67,7 +67,7 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
                 "--transcript those of `forescribe transcribe`"
             )
         _ = self.words
-        _ = self.speakers
+        self.check_speakers()
 
     @property
     def formats(self) -> str:
@@ -100,7 +100,7 @@ def diarize(**values: Any) -> None:
     from .console import Console
 
     quiet = options.quiet or options.records
-    console = Console(quiet=quiet, verbose=False, records=options.records)
+    console = Console(quiet=quiet, records=options.records)
     stores = Stores()
     sources = check_readable(discover(options.audio, recursive=options.recursive, stores=stores))
     if options.words is not None and len(sources) != 1:
@@ -114,7 +114,7 @@ def diarize(**values: Any) -> None:
         with console.progress(batch.todo) as hook:
             for result in batch.run(engine, None, hook):
                 console.result(result)
-        console.summary(None)
+        console.summary()
     raise typer.Exit(console.exit_code)
 
 
@@ -143,7 +143,7 @@ def _batch(
     if any_readable(sources):  # without a readable recording, no engine is looked for
         network = not options.local_files_only
         words = options.transcript is not None and content_hash(options.transcript)
-        settings = settings_hash(options.speakers.settings(network=network) | {"words": words})
+        settings = settings_hash(options.speaker_settings(network=network) | {"words": words})
     return Batch(
         sources,
         outputs,
@@ -164,6 +164,5 @@ def _load(
     with stop.interruptible():
         from forescribe.diarize.speaker_finder import SpeakerOnlyTranscriber
 
-        speakers = options.speakers
-        engine = speakers.engine(options.device, network=not options.local_files_only)
-        return SpeakerOnlyTranscriber(engine, speakers.bounds, speakers.known_people, options.words)
+        engine = options.load_diarizer(options.device, network=not options.local_files_only)
+        return SpeakerOnlyTranscriber(engine, options.bounds, options.known_people, options.words)

@@ -37,12 +37,6 @@ class DistillOptions(ModelOptions):
     overwrite: bool = opt(
         OUTPUT, "--overwrite", "Begin anew in a folder that is there, and replace its draft.", False
     )
-    keep_labels: bool = opt(
-        OUTPUT,
-        "--keep-labels",
-        "Keep labels and checkpoint; with --overwrite, another run uses the labels again.",
-        False,
-    )
     cut_head: bool = opt(
         OUTPUT,
         "--cut-head",
@@ -88,16 +82,13 @@ class DistillOptions(ModelOptions):
             )
 
     def work(self) -> WorkFolder:
-        """The work folder, with what a repeated command must have too, and what decides the labels: a draft
-        does, as its own encoder's states are kept with them."""
+        """The work folder, with what a repeated command must have too."""
         from ..distill.distillation import WorkFolder
 
-        unrelated = ("overwrite", "keep_labels", "quiet", "output", "local_files_only")
+        unrelated = ("overwrite", "quiet", "output", "local_files_only")
         record = {k: v for k, v in asdict(self).items() if k not in unrelated}
         record["model"] = self.model or "large"
-        labels = {name: record[name] for name in ("data", "language", "model", "draft")}
-        labels["pruned"] = self.layers is not None
-        return WorkFolder(Path(self.output).expanduser(), record, labels, self.overwrite)
+        return WorkFolder(Path(self.output).expanduser(), record, self.overwrite)
 
 
 @takes(DistillOptions)
@@ -135,9 +126,8 @@ def distill(**values: Any) -> None:
         )
     skipped = [Skipped(s.path, str(s.error)) for s in sources if s.error is not None]
     names = [source.path for source in sources if source.error is None]
-    random.Random(options.seed).shuffle(
-        names
-    )  # what the time does not suffice for is a random part
+    # What the time does not suffice for is a random part.
+    random.Random(options.seed).shuffle(names)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with Stop() as stop, StageBar(console, quiet=options.quiet) as bar:
         with stop.interruptible():
@@ -171,7 +161,6 @@ def distill(**values: Any) -> None:
             steps=options.steps,
             seed=options.seed,
             cut_head=options.cut_head,
-            keep_labels=options.keep_labels,
         ).run()
     if report is None:
         typer.echo("forescribe: interrupted; the same command goes on with the labels", err=True)

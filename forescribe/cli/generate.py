@@ -54,9 +54,6 @@ class GenerateOptions(LoadOptions):
         "checkpoint, `ngram` copies from the text and from earlier answers, `none` turns drafting off.",
         shown="the preset's, else ngram",
     )
-    universal: bool = opt(
-        MODEL, "--universal", "Allow a draft model with another tokenizer.", False
-    )
     context: int | None = opt(
         MODEL,
         "N",
@@ -114,23 +111,19 @@ class Run:
     engine: str  # what computed the target
 
     @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens per second of wall time."""
-        return sum(len(completion.ids) for completion in self.completions) / self.wall_s
+    def tokens(self) -> int:
+        """Generated tokens, of all texts."""
+        return sum(len(completion.ids) for completion in self.completions)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The figures of the run; those of acceptance are None without drafts."""
-        drafted = self.stats.drafted > 0
-        return {
-            "tokens": sum(len(completion.ids) for completion in self.completions),
-            "wall_s": self.wall_s,
-            "tokens_per_s": self.tokens_per_s,
-            "target_forwards": self.stats.target_forwards,
-            "draft_forwards": self.stats.draft_forwards,
-            "acceptance_rate": self.stats.acceptance_rate if drafted else None,
-            "mean_acceptance_length": self.stats.mean_acceptance_length if drafted else None,
-            "engine": self.engine,
-        }
+    def __str__(self) -> str:
+        speed = self.tokens / self.wall_s
+        line = f"{self.tokens} tokens in {self.wall_s:.2f} s, {speed:.1f} per second"
+        if self.stats.drafted:
+            line += (
+                f"; {self.stats.acceptance_rate:.1%} of drafts accepted, "
+                f"{self.stats.mean_acceptance_length:.2f} tokens per round"
+            )
+        return f"{line}; engine {self.engine}"
 
 
 @takes(GenerateOptions)
@@ -154,16 +147,16 @@ def generate(**values: Any) -> None:
         generator.encode(_conversation(text, options.system) if options.chat else text)
         for text in texts
     ]
-    run = _run(generator, prompts, sampling, show="nothing" if options.json else "stream")
+    run = _run(generator, prompts, sampling, shown=not options.json)
     if options.json:
         _print_records(texts, run.completions)
     _check_failures(run.completions)
     if options.stats or options.compare:
         name = "with drafts" if generator.draft is not None else "without drafts"
-        _print_figures(name, run, json=options.json)
+        typer.echo(f"{name}: {run}", err=True)
     if options.compare:
-        plain = _run(generator.plain(), prompts, sampling, show="nothing")
-        _print_figures("without drafts", plain, json=options.json)
+        plain = _run(generator.plain(), prompts, sampling, shown=False)
+        typer.echo(f"without drafts: {plain}", err=True)
         _print_comparison(run, plain, greedy=options.temperature == 0)
 
 
@@ -178,7 +171,6 @@ def _load(options: GenerateOptions, batch: int) -> TextGenerator:
         pair.draft,
         batch=batch,
         context=options.context,
-        universal=options.universal,
         network=not options.local_files_only,
         **options.load_arguments(),
     )
@@ -189,49 +181,39 @@ def _load(options: GenerateOptions, batch: int) -> TextGenerator:
 
 
 def _run(
-    generator: TextGenerator, prompts: list[tuple[int, ...]], options: Options, *, show: str
+    generator: TextGenerator, prompts: list[tuple[int, ...]], options: Options, *, shown: bool
 ) -> Run:
-    """Generate all texts. With `show="stream"` a single one is printed as it comes, several at the
-    end."""
+    """Generate all texts. With `shown` a single one is printed as it comes, several at the end."""
     before, started = generator.stats, time.perf_counter()
-    if len(prompts) == 1 and show == "stream":
-        completions = _stream(generator, prompts[0], options)
+    if shown and len(prompts) == 1:
+        completions: list[Completion] = []
+        for event in generator.stream(prompts[0], options):
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+            completions += [event.completion] if event.completion is not None else []
+        sys.stdout.write("\n")
     else:
         completions = generator.generate(prompts, options)
-        if show == "stream":
+        if shown:
             typer.echo("\n\n".join(completion.text for completion in completions))
     wall_s, stats = time.perf_counter() - started, generator.stats - before
     return Run(completions, wall_s, stats, generator.target.engine)
 
 
-def _stream(
-    generator: TextGenerator, prompt: tuple[int, ...], options: Options
-) -> list[Completion]:
-    """Print a text while it is generated."""
-    completions: list[Completion] = []
-    for event in generator.stream(prompt, options):
-        sys.stdout.write(event.text)
-        sys.stdout.flush()
-        completions += [event.completion] if event.completion is not None else []
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    return completions
-
-
 def _print_records(texts: list[str], completions: list[Completion]) -> None:
     for prompt, completion in zip(texts, completions, strict=True):
+        failed = {} if completion.error is None else {"error": str(completion.error)}
         record: dict[str, Any] = {
             "prompt": prompt,
             "text": completion.text,
             "finish_reason": completion.finish,
+            **failed,
+            "stop": completion.stop,
+            "usage": {
+                "prompt_tokens": completion.prompt_tokens,
+                "completion_tokens": len(completion.ids),
+            },
         }
-        if completion.error is not None:
-            record["error"] = str(completion.error)
-        usage = {
-            "prompt_tokens": completion.prompt_tokens,
-            "completion_tokens": len(completion.ids),
-        }
-        record |= {"stop": completion.stop, "usage": usage}
         typer.echo(dumps(record, ensure_ascii=False))
 
 
@@ -248,25 +230,11 @@ def _check_failures(completions: list[Completion]) -> None:
         raise typer.Exit(1)
 
 
-def _print_figures(name: str, run: Run, *, json: bool) -> None:
-    figures = run.to_dict()
-    if json:
-        typer.echo(dumps({"run": name, **figures}), err=True)
-        return
-    line = f"{name}: {figures['tokens']} tokens in {run.wall_s:.2f} s, {run.tokens_per_s:.1f} per second"
-    if figures["acceptance_rate"] is not None:
-        line += (
-            f"; {figures['acceptance_rate']:.1%} of drafts accepted, "
-            f"{figures['mean_acceptance_length']:.2f} tokens per round"
-        )
-    typer.echo(f"{line}; engine {run.engine}", err=True)
-
-
 def _print_comparison(run: Run, plain: Run, *, greedy: bool) -> None:
     """Print the speed-up. Raises Exit if a greedy text differs."""
     pairs = list(zip(run.completions, plain.completions, strict=True))
     same = sum(one.ids == other.ids for one, other in pairs)
-    speed = run.tokens_per_s / plain.tokens_per_s
+    speed = run.tokens / run.wall_s / (plain.tokens / plain.wall_s)
     typer.echo(f"speed {speed:.2f}x; {same} of {len(pairs)} texts equal", err=True)
     if greedy and same < len(pairs):
         raise typer.Exit(1)

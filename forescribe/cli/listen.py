@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
@@ -24,7 +25,7 @@ from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
 from .options import (
     LoadOptions,
     RunOptions,
-    SpeakerChoice,
+    SpeakerOptions,
     SpeechOptions,
     codes_of,
     decodes,
@@ -40,14 +41,11 @@ if TYPE_CHECKING:
     from forescribe.asr.live.events import LiveOptions
     from forescribe.asr.live.record import LiveRecord
     from forescribe.diarize.diarizer import Diarizer
-    from forescribe.diarize.engines.online import OnlineSpeakers
 
     from .console import Console
     from .live_session import LiveEngine
 
 STDIN = "-"
-
-MICROPHONE = "the microphone"
 
 DELAYS = ("minimal", "low", "medium", "high", "xhigh")
 """Those of `asr.live.commit`, which takes too long to import here."""
@@ -65,7 +63,7 @@ ENDING = b"forescribe: ending; the last words are decoded, a second Ctrl-C ends 
 
 @dataclass(frozen=True, kw_only=True)
 @decodes(live=True)
-class ListenOptions(SpeechOptions, SpeakerChoice):
+class ListenOptions(SpeechOptions, SpeakerOptions):
     """The parsed command line. Raises UsageError for values and combinations that are impossible."""
 
     audio: str | None = arg("[-]", "- reads stdin; without it, the microphone is used.", None)
@@ -146,7 +144,7 @@ class ListenOptions(SpeechOptions, SpeakerChoice):
         if self.output_dir == STDOUT:
             raise UsageError("-o -: stdout has the lines already; name a folder")
         self._check_files()
-        _ = self.speakers
+        self.check_speakers()
         _ = self.decoding
 
     def _check_input(self) -> None:
@@ -155,15 +153,8 @@ class ListenOptions(SpeechOptions, SpeakerChoice):
                 f"listen takes - for stdin, or nothing for the microphone, not {self.audio}: play back a "
                 "recording with --replay FILE, or use `forescribe transcribe FILE`"
             )
-        given = [
-            name
-            for name, value in (
-                ("- (stdin)", self.audio),
-                ("--replay", self.replay),
-                ("--input", self.input),
-            )
-            if value is not None
-        ]
+        inputs = {"- (stdin)": self.audio, "--replay": self.replay, "--input": self.input}
+        given = [name for name, value in inputs.items() if value is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} are two inputs: choose one of them")
         if self.replay is None and self.speed != "1":
@@ -178,13 +169,12 @@ class ListenOptions(SpeechOptions, SpeakerChoice):
                 "--words writes words before their speakers are known: leave out --words or --diarize, or "
                 "add -o FOLDER for files with speakers"
             )
-        other = self.diarizer not in (AUTO, EMBEDDED)
-        for named, given in (
-            ("--keep-audio", self.keep_audio),
-            (f"--diarizer {self.diarizer}", self.diarize and other),
-        ):
-            if given:
-                raise UsageError(f"{named} is for the files of the session: add -o FOLDER")
+        if self.keep_audio:
+            raise UsageError("--keep-audio is for the files of the session: add -o FOLDER")
+        if self.diarize and self.diarizer not in (AUTO, EMBEDDED):
+            raise UsageError(
+                f"--diarizer {self.diarizer} is for the files of the session: add -o FOLDER"
+            )
 
     @property
     def pace(self) -> float | None:
@@ -200,11 +190,7 @@ class ListenOptions(SpeechOptions, SpeakerChoice):
     @property
     def source(self) -> str:
         """What is listened to, in words."""
-        return "stdin" if self.audio else self.replay or MICROPHONE
-
-    def settings(self) -> dict[str, Json]:
-        """What decides when words are released, for the transcript."""
-        return {"step_s": self.step, "delay": self.delay, "turns": self.turns}
+        return "stdin" if self.audio else self.replay or "the microphone"
 
     @property
     def labels(self) -> bool:
@@ -254,7 +240,7 @@ def listen(**values: Any) -> None:
         return
     from .console import Console
 
-    console = Console(quiet=options.quiet, verbose=False, records=False)
+    console = Console(quiet=options.quiet)
     options = replace(options, language=codes_of(options.language, console.notice))
     outputs = _outputs(options, console)
     arrival = _arrival(options)
@@ -271,25 +257,22 @@ def listen(**values: Any) -> None:
             diarizer = _diarizer(options)
             engine = _engine(options, console, diarizer)
         lockstep = options.replay is not None and options.pace is None
-        text = LiveText(console, words=options.words, paced=not lockstep)
+        text = LiveText(console, words=options.words)
         with LiveRecord(audio=diarizer is not None or options.keep_audio) as record:
-            session = LiveSession(
-                console,
-                arrival,
-                engine,
-                record,
-                text,
-                stop,
-                files=outputs is not None,
-                microphone=options.source == MICROPHONE,
-            )
+            files = outputs is not None
+            session = LiveSession(console, arrival, engine, record, text, stop, files=files)
             with engine:
                 console.status(f"listening to {options.source}; Ctrl-C ends")
                 error = session.run(lockstep=lockstep)
             if error is not None and (isinstance(error, UsageError) or not record.sample_count):
                 raise error
             if outputs is not None:
-                transcript = record.transcript({"live": options.settings()})
+                waits: Json = {
+                    "step_s": options.step,
+                    "delay": options.delay,
+                    "turns": options.turns,
+                }
+                transcript = record.transcript({"live": waits})
                 warnings = (*arrival.notices, *transcript.warnings)
                 transcript = replace(transcript, warnings=warnings)
                 _write(options, console, outputs, record, transcript, diarizer)
@@ -342,33 +325,28 @@ def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
 
 
 def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None) -> LiveEngine:
+    """The model, and what finds the speakers of lines; `diarizer` is that of the files."""
     from forescribe.asr.model.presets import check_request, resolve
 
     from .live_session import LiveEngine
 
     check_request(resolve(options.model, options.draft).target, options.language, options.task)
-    transcriber = options.load(console.advice)
-    return LiveEngine(transcriber, options.live(), _speakers(options, diarizer))
+    transcriber, speakers = options.load(console.advice), None
+    if options.labels:
+        from forescribe.diarize.engines.online import OnlineSpeakers
+        from forescribe.diarize.engines.registry import load_online
+        from forescribe.diarize.turns import anonymous
 
-
-def _speakers(options: ListenOptions, diarizer: Diarizer | None) -> OnlineSpeakers | None:
-    """What finds the speakers of lines; `diarizer` is that of the files."""
-    if not options.labels:
-        return None
-    from forescribe.diarize.engines.online import OnlineSpeakers
-    from forescribe.diarize.engines.registry import load_online
-    from forescribe.diarize.turns import anonymous
-
-    speakers, engine = options.speakers, load_online(diarizer, device=options.device)
-    known, most = speakers.known_people, speakers.bounds.most
-    return OnlineSpeakers(engine, anonymous, known, most)
+        online = load_online(diarizer, device=options.device)
+        speakers = OnlineSpeakers(online, anonymous, options.known_people, options.bounds.most)
+    return LiveEngine(transcriber, options.live(), speakers)
 
 
 def _diarizer(options: ListenOptions) -> Diarizer | None:
     """That of the files."""
     if not options.diarize or options.output_dir is None:
         return None
-    return options.speakers.engine(options.device, network=not options.local_files_only)
+    return options.load_diarizer(options.device, network=not options.local_files_only)
 
 
 def _write(
@@ -383,19 +361,13 @@ def _write(
     error is raised then."""
     from forescribe.asr.formats.files import RECORDING, formats, rendered
 
-    stem = _free(outputs.folder, options.stem, outputs.formats)
+    stem = _free(outputs.folder, options.stem, (*outputs.formats, "flac"))
     error = None
     if diarizer is not None and record.sample_count:
         console.status("finding the speakers")
         from forescribe.diarize.speaker_finder import SpeakerOnlyTranscriber
 
-        speakers = options.speakers
-        finder = SpeakerOnlyTranscriber(
-            diarizer,
-            speakers.bounds,
-            speakers.known_people,
-            transcript,
-        )
+        finder = SpeakerOnlyTranscriber(diarizer, options.bounds, options.known_people, transcript)
         (outcome,) = finder.transcribe([record.sound(stem)])
         transcript, error = outcome.transcript or transcript, outcome.error
     if transcript.diarized:  # what rttm calls it
@@ -416,11 +388,10 @@ def _write(
         raise error
 
 
-def _free(folder: Path | None, stem: str, formats: tuple[str, ...]) -> str:
-    """A name that no file has yet."""
-    if folder is None:
-        return stem
-    names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
-    extensions = [*formats, "flac"]
-    taken = (any((folder / f"{n}.{e}").exists() for e in extensions) for n in names)
-    return next(name for name, used in zip(names, taken, strict=True) if not used)
+def _free(folder: Path | None, stem: str, extensions: Iterable[str]) -> str:
+    """A name that no file of the folder has yet."""
+    name, number = stem, 1
+    while folder is not None and any((folder / f"{name}.{e}").exists() for e in extensions):
+        number += 1
+        name = f"{stem}-{number}"
+    return name

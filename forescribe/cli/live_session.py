@@ -38,9 +38,6 @@ GRACE_S = 0.3
 FED_S = 15.0
 """Seconds that may wait in the engine; what comes faster waits before it."""
 
-MUTE_S = 10.0
-"""A microphone that gives zeros for so long is switched off, or another one is meant."""
-
 
 class LiveEngine:
     """Turns samples into events: a model in a thread of this process, and in another one the `speakers`,
@@ -115,8 +112,7 @@ class LiveEngine:
 
 
 class LiveSession:
-    """The audio from its first sample to its last word. `files`: the text is kept in `record`; `microphone`:
-    silence from the start is told."""
+    """The audio from its first sample to its last word. `files`: the text is kept in `record`."""
 
     def __init__(
         self,
@@ -128,13 +124,11 @@ class LiveSession:
         stop: Stop,
         *,
         files: bool,
-        microphone: bool,
     ) -> None:
         self.console, self.arrival, self.files = console, arrival, files
         self.engine, self.record, self.text, self.stop = engine, record, text, stop
         self._spans: dict[int, tuple[float, float]] = {}  # of items that are being completed
         self._ended_s = 0.0  # where the last of them ends
-        self._mute = microphone
 
     def run(self, *, lockstep: bool) -> ForescribeError | None:
         """Feed all audio and show all text; the error that ended the audio, if one did. With `lockstep`
@@ -176,9 +170,7 @@ class LiveSession:
         if not self.console.quiet:
             turns, audio_s = self.text.turns, self.record.seconds
             said = f"{turns} turn{'s' * (turns != 1)}" if turns else "no speech"
-            self.console.rich.print(
-                f"[bold]{audio_s:.1f} s of audio, {said}{self.text.lateness()}[/]"
-            )
+            self.console.rich.print(f"[bold]{audio_s:.1f} s of audio, {said}[/]")
 
     def _blocks(self) -> Iterator[Any]:
         """The samples, until the audio or somebody ends them; text is shown while none come. What has come by
@@ -193,7 +185,6 @@ class LiveSession:
             if self.text.closed or self.record.seconds >= heard_s:
                 return
             if len(samples):
-                self._listen_for_silence(samples)
                 yield samples
             else:
                 self._show()
@@ -222,14 +213,3 @@ class LiveSession:
                     self.console.notice(notice.message)
         elif isinstance(event, Failed):
             self.record.fail(*self._spans.pop(event.item, (0.0, 0.0)), event.error)
-
-    def _listen_for_silence(self, samples: Any) -> None:
-        if not self._mute:
-            return
-        self._mute = not samples.any()
-        if self._mute and self.record.sample_count >= MUTE_S * 16_000:
-            self._mute = False
-            self.console.notice(
-                "the microphone gives no sound at all: switch it on, allow its use, or choose another with "
-                "--input (--list-devices)"
-            )

@@ -8,31 +8,21 @@ nothing of audio.
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
 from forescribe.asr.batch.destinations import Stdout
 from forescribe.asr.errors import one_line, visible
-from forescribe.asr.live.events import (
-    Committed,
-    Completed,
-    Delta,
-    Event,
-    Failed,
-    Hypothesis,
-)
+from forescribe.asr.live.events import Completed, Delta, Event, Failed, Hypothesis
 from forescribe.diarize.turns import UNKNOWN
-
-from .console import tail
 
 if TYPE_CHECKING:
     from forescribe.asr.formats.transcript import Transcript
@@ -45,34 +35,24 @@ LATE_S = 5.0
 
 @dataclass
 class _Line:
-    """An item: its text that was not written yet, whether all of it is there, and when it was committed."""
+    """An item: its text that was not written yet, and whether all of it is there."""
 
     text: str = ""
     written: bool = False
     over: bool = False
-    committed_s: float | None = None
 
 
 class LiveText:
-    """Shows events. `words` writes words when they are released, else lines when items are complete. `paced`:
-    the sound comes as it is spoken, so that its text can be late."""
+    """Shows events. `words` writes words when they are released, else lines when items are complete."""
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        words: bool,
-        paced: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.console, self.words, self.paced, self.clock = console, words, paced, clock
+    def __init__(self, console: Console, *, words: bool) -> None:
+        self.console, self.words = console, words
         rich = console.rich
         # Words of stdout and the line of stderr would meet in the same row.
         free = not words or not sys.stdout.isatty()
         self.draws = rich.is_terminal and not rich.is_dumb_terminal and not console.quiet and free
         self.turns = 0
         self.failed = 0
-        self.late_s = list[float]()  # of complete items, after they ended
         self.closed = False  # nobody reads stdout any more
         self._lines: dict[int, _Line] = {}  # that are not complete, by their items
         self._drawn = False
@@ -82,9 +62,7 @@ class LiveText:
     def show(self, event: Event) -> None:
         """Raises BrokenPipeError where nobody reads stdout any more."""
         line = self._lines.setdefault(event.item, _Line())
-        if isinstance(event, Committed):
-            line.committed_s = self.clock()
-        elif isinstance(event, Delta) and self.words:
+        if isinstance(event, Delta) and self.words:
             line.text += visible("".join(word.text for word in event.words))
             self._write()
         elif isinstance(event, Hypothesis):
@@ -92,20 +70,14 @@ class LiveText:
             if event.item == next(iter(self._lines)):
                 self._draw(event)
         elif isinstance(event, Completed | Failed):
-            self._end(line, event)
+            line.over = True
+            self.erase()
+            if isinstance(event, Failed):
+                self.failed += 1
+                self.console.problem(event.error)
+            elif not self.words:
+                line.text = "\n".join(_lines(event.transcript))
             self._write()
-
-    def _end(self, line: _Line, event: Completed | Failed) -> None:
-        line.over = True
-        if line.committed_s is not None:
-            self.late_s.append(self.clock() - line.committed_s)
-            self._tell_lag(self.late_s[-1])
-        self.erase()
-        if isinstance(event, Failed):
-            self.failed += 1
-            self.console.problem(event.error)
-        elif not self.words:
-            line.text = "\n".join(_lines(event.transcript))
 
     def end(self) -> None:
         """Nothing more is told: write what there is. Raises BrokenPipeError."""
@@ -120,12 +92,6 @@ class LiveText:
             self.console.rich.control(
                 Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
             )
-
-    def lateness(self) -> str:
-        """How long complete texts took, in words."""
-        if not self.late_s or not self.paced:
-            return ""
-        return f", text {statistics.median(self.late_s):.1f} s after a turn"
 
     def _write(self) -> None:
         """Write what is certain, in the order of the items."""
@@ -168,7 +134,7 @@ class LiveText:
         self._drawn = True
 
     def _tell_lag(self, lag_s: float) -> None:
-        if not self.paced or lag_s < 2 * self._told_s:
+        if lag_s < 2 * self._told_s:
             return
         self._told_s = lag_s
         self.erase()
@@ -182,6 +148,15 @@ class LiveText:
             f"the text is {lag_s:.0f} s behind the sound: take a smaller model, a larger --step, or a faster "
             "device"
         )
+
+
+def tail(text: str, width: int) -> str:
+    """The end of a text, as much as fits in `width` columns; wide characters count as two."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) > width - 1:
+        text = text[max(1, (cell_len(text) - width) // 2) :]
+    return f"…{text}"
 
 
 def _lines(transcript: Transcript) -> Iterator[str]:

@@ -26,7 +26,7 @@ from .distill import distill
 from .generate import generate
 from .listen import listen
 from .models import models
-from .option_records import GONE, SectionedCommand
+from .option_records import SectionedCommand
 from .service import key, serve, worker
 from .speakers import speakers
 from .transcribe import transcribe
@@ -65,17 +65,11 @@ def root(
         raise typer.Exit
 
 
-app.command(cls=SectionedCommand)(transcribe)
-app.command(cls=SectionedCommand)(listen)
-app.command(cls=SectionedCommand)(audit)
-app.command(cls=SectionedCommand)(models)
-app.command(cls=SectionedCommand)(distill)
-app.command(cls=SectionedCommand)(diarize)
+for one in (transcribe, listen, audit, models, distill, diarize):
+    app.command(cls=SectionedCommand)(one)
 app.add_typer(speakers)
-app.command(cls=SectionedCommand)(generate)
-app.command(cls=SectionedCommand)(serve)
-app.command(cls=SectionedCommand)(worker)
-app.command(cls=SectionedCommand)(key)
+for one in (generate, serve, worker, key):
+    app.command(cls=SectionedCommand)(one)
 
 
 def main() -> None:
@@ -125,8 +119,6 @@ def with_command(arguments: list[str]) -> list[str]:
         return arguments
     if os.sep in arguments[0] or os.path.lexists(arguments[0]):
         return ["transcribe", *arguments]
-    if arguments[0] in GONE:
-        raise UsageError(f"{arguments[0]} is gone: {GONE[arguments[0]]}")
     meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
     if meant:
         raise UsageError(
@@ -144,7 +136,3 @@ def limit_spinning() -> None:
     """
     if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-
-
-if __name__ == "__main__":
-    main()

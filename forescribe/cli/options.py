@@ -1,6 +1,5 @@
-"""The options that several commands share, by record: names, help, defaults and checks; and those about
-speakers as a command passes them on, checked before anything is loaded. Those of decoding are declared in
-`asr.decode.options`.
+"""The options that several commands share, by record: names, help, defaults, checks and what is loaded by
+them. Those of decoding are declared in `asr.decode.options`.
 
 A command's record inherits them, or takes one of them with `like`. Knows nothing of individual commands.
 """
@@ -8,7 +7,7 @@ A command's record inherits them, or takes one of them with `like`. Knows nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -150,12 +149,15 @@ class DecodingOptions:
         )
 
 
+MIX, SPLIT = "mix", "split"
+
+
 @dataclass(frozen=True, kw_only=True)
-class SpeakerChoice:
-    """How speakers are found and named. Checked together by `SpeakerOptions`."""
+class SpeakerOptions:
+    """How speakers are found and named."""
 
     diarize = True  # always, unless a command has an option for it
-    channels = "mix"  # likewise
+    channels = MIX  # likewise; `SPLIT` where each channel is one speaker
     diarizer: str = opt(
         SPEAKERS,
         "ENGINE",
@@ -172,18 +174,87 @@ class SpeakerChoice:
         SPEAKERS, "", "Name the people who were enrolled with `forescribe speakers add`.", False
     )
 
-    @property
+    def check_speakers(self) -> None:
+        """Raises UsageError for options that contradict each other, and for `known` without enrolled
+        voices."""
+        from forescribe.diarize.diarizer import Bounds
+
+        if self.channels not in (MIX, SPLIT):
+            raise UsageError(f"--channels {self.channels} is neither {MIX} nor {SPLIT}")
+        if self.diarize and self.channels == SPLIT:
+            raise UsageError(
+                "--channels split: each channel is a speaker already; leave out --diarize"
+            )
+        bounded = self.bounds != Bounds()
+        if not self.diarize and (self.known or bounded):
+            raise UsageError("a number of speakers and --known need --diarize")
+        if self.known and not self.known_people:
+            raise UsageError(
+                "--known: no speaker is enrolled; enrol one with `forescribe speakers add`"
+            )
+
+    @cached_property
     def bounds(self) -> Bounds:
         """The number of speakers. Raises UsageError for bounds that contradict each other."""
         from forescribe.diarize.diarizer import Bounds
 
         return Bounds(self.num_speakers, self.min_speakers, self.max_speakers)
 
+    @property
+    def names_speakers(self) -> bool:
+        """Whether results name speakers."""
+        return self.diarize or self.channels == SPLIT
+
+    def speaker_settings(self, *, network: bool) -> dict[str, Json]:
+        """What decides the names of speakers, for a result's fingerprint: the engine that will run and
+        the known voices. Raises what `registry.resolve` raises."""
+        from forescribe.diarize.engines.registry import resolve
+
+        values: dict[str, Json] = {"channels": self.channels}
+        if self.diarize:
+            values |= {
+                "diarizer": str(resolve(self.diarizer, network=network)),
+                "speakers": [self.num_speakers, self.min_speakers, self.max_speakers],
+                "known": [[k.name, k.encoder, k.samples] for k in self.known_people],
+            }
+        return values
+
+    def add_speakers(self, device: str, network: bool) -> Callable[[Transcriber], BatchTranscriber]:
+        """Load what adds speakers to a transcriber; the result returns a transcriber unchanged where no
+        speakers are named. Raises what `load_diarizer` raises."""
+        if self.channels == SPLIT:
+            from forescribe.diarize.channels import ChannelTranscriber
+
+            return ChannelTranscriber
+        if not self.diarize:
+            return lambda transcriber: transcriber
+        from forescribe.diarize.speaker_finder import SpeakerFinder
+
+        finder = SpeakerFinder(self.load_diarizer(device, network), self.bounds, self.known_people)
+        return lambda transcriber: transcriber.with_speakers(finder)
+
+    def load_diarizer(self, device: str, network: bool) -> Diarizer:
+        """Load the diarizer. Raises what `registry.load` raises, and UsageError if voices are to be
+        known and none of the enrolled people has one of this engine."""
+        from forescribe.diarize.engines.registry import load
+
+        diarizer = load(self.diarizer, device=device, network=network)
+        if self.known and all(k.encoder != diarizer.engine.encoder for k in self.known_people):
+            raise UsageError(
+                f"--known: no speaker was enrolled with the engine {diarizer.engine.name} "
+                f"({diarizer.engine.encoder or 'which keeps no voices'}); voices of other engines or "
+                "versions cannot be compared: enrol with it by `forescribe speakers add`"
+            )
+        return diarizer
+
     @cached_property
-    def speakers(self) -> SpeakerOptions:
-        """All of them together."""
-        diarizer = self.diarizer if self.diarize else None
-        return SpeakerOptions(diarizer, self.bounds, self.known, self.channels)
+    def known_people(self) -> Sequence[KnownSpeaker]:
+        """The enrolled people whose names may be used."""
+        if not self.known:
+            return ()
+        from forescribe.diarize.known_speakers import KnownSpeakers
+
+        return KnownSpeakers().list()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,113 +349,3 @@ def codes_of(languages: str | None, tell: Callable[[str], None]) -> str | None:
     for note in spoken.notes:
         tell(note)
     return spoken.text
-
-
-MIX, SPLIT = "mix", "split"
-
-
-def _unbounded() -> Bounds:
-    """Any number of speakers."""
-    from forescribe.diarize.diarizer import Bounds
-
-    return Bounds()
-
-
-@dataclass(frozen=True)
-class SpeakerOptions:
-    """How speakers are found and named.
-
-    `diarizer` names the engine, None for no diarization. `channels` is `mix`, or `split` where each
-    channel is one speaker. `known` uses the enrolled voices.
-
-    Raises UsageError for options that contradict each other, and for `known` without enrolled voices.
-    """
-
-    diarizer: str | None = None
-    bounds: Bounds = field(default_factory=_unbounded)
-    known: bool = False
-    channels: str = MIX
-
-    def __post_init__(self) -> None:
-        if self.channels not in (MIX, SPLIT):
-            raise UsageError(f"--channels {self.channels} is neither {MIX} nor {SPLIT}")
-        if self.diarizer is not None and self.channels == SPLIT:
-            raise UsageError(
-                "--channels split: each channel is a speaker already; leave out --diarize"
-            )
-        if self.diarizer is None and (self.known or self.bounds != _unbounded()):
-            raise UsageError("a number of speakers and --known need --diarize")
-        if self.known and not self.known_people:
-            raise UsageError(
-                "--known: no speaker is enrolled; enrol one with `forescribe speakers add`"
-            )
-
-    @property
-    def requested(self) -> bool:
-        """Whether results name speakers."""
-        return self.diarizer is not None or self.channels == SPLIT
-
-    def settings(self, *, network: bool) -> dict[str, Json]:
-        """What decides the names of speakers, for a result's fingerprint: the engine that will run and
-        the known voices. Raises what `registry.resolve` raises."""
-        from forescribe.diarize.engines.registry import resolve
-
-        values: dict[str, Json] = {"channels": self.channels}
-        if self.diarizer is not None:
-            bounds = self.bounds
-            values |= {
-                "diarizer": str(resolve(self.diarizer, network=network)),
-                "speakers": [bounds.exactly, bounds.at_least, bounds.at_most],
-                "known": [[k.name, k.encoder, k.samples] for k in self.known_people],
-            }
-        return values
-
-    def load(
-        self, *, device: str = "auto", network: bool = True
-    ) -> Callable[[Transcriber], BatchTranscriber]:
-        """Load what adds speakers to a transcriber; the result returns a transcriber unchanged if no
-        speakers are requested. Raises what `engine` raises."""
-        if self.channels == SPLIT:
-            from forescribe.diarize.channels import ChannelTranscriber
-
-            return ChannelTranscriber
-        if self.diarizer is None:
-            return lambda transcriber: transcriber
-        from forescribe.diarize.speaker_finder import SpeakerFinder
-
-        finder = SpeakerFinder(self.engine(device, network), self.bounds, self.known_people)
-        return lambda transcriber: transcriber.with_speakers(finder)
-
-    def engine(self, device: str, network: bool) -> Diarizer:
-        """Load the diarizer. Raises what `registry.load` raises, and UsageError if voices are to be
-        known and none of the enrolled people has one of this engine."""
-        from forescribe.diarize.engines.registry import load
-
-        assert self.diarizer is not None
-        diarizer = load(self.diarizer, device=device, network=network)
-        if self.known and all(k.encoder != diarizer.engine.encoder for k in self.known_people):
-            raise UsageError(
-                f"--known: no speaker was enrolled with the engine {diarizer.engine.name} "
-                f"({diarizer.engine.encoder or 'which keeps no voices'}); voices of other engines or "
-                "versions cannot be compared: enrol with it by `forescribe speakers add`"
-            )
-        return diarizer
-
-    @cached_property
-    def known_people(self) -> Sequence[KnownSpeaker]:
-        """The enrolled people whose names may be used."""
-        if not self.known:
-            return ()
-        from forescribe.diarize.known_speakers import KnownSpeakers
-
-        return KnownSpeakers().list()
-
-
-def shown_url(text: str) -> str:
-    """A URL without its secrets; one of an unknown kind by its scheme alone."""
-    from forescribe.asr.storage.locations import Location
-
-    try:
-        return Location.parse(text).shown
-    except UsageError:
-        return text.partition("://")[0] + "://..."

@@ -14,7 +14,7 @@ import typer
 from forescribe.asr.errors import UsageError
 
 from .option_records import INPUT, SPEAKERS, SectionedCommand, arg, like, opt, takes
-from .options import PerformanceOptions, SpeakerChoice
+from .options import PerformanceOptions, SpeakerOptions
 
 speakers = typer.Typer(
     name="speakers",
@@ -39,7 +39,7 @@ class EnrolOptions:
     note: str = opt(
         SPEAKERS, "TEXT", "Text stored with the voice, such as the person's consent.", ""
     )
-    diarizer: str = like(SpeakerChoice, "diarizer")
+    diarizer: str = like(SpeakerOptions, "diarizer")
     device: str = like(PerformanceOptions, "device")
 
     def __post_init__(self) -> None:

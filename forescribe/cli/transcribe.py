@@ -59,7 +59,6 @@ def transcribe(**values: Any) -> None:
         quiet=options.quiet or options.records,
         verbose=options.verbose,
         records=options.records,
-        stats=options.stats,
     )
     options = replace(options, language=codes_of(options.language, console.notice))
     stores = Stores()
@@ -86,7 +85,7 @@ def transcribe(**values: Any) -> None:
         if batch.todo:
             transcriber: BatchTranscriber | None = None
             readable = any_readable(batch.todo)
-            if options.workers_at and readable:
+            if readable and options.workers_at is not None:
                 transcriber = _on_workers(options, batch, console)
             elif readable:
                 batch.fetch_ahead()
@@ -98,9 +97,7 @@ def transcribe(**values: Any) -> None:
             with console.progress(batch.todo, text=shown) as hook:
                 for result in batch.run(transcriber, options.timed, hook):
                     console.result(result, reports)
-            console.summary(
-                None if transcriber is None else transcriber.stats(), vad=options.decoding.vad
-            )
+            console.summary(vad=options.decoding.vad)
         for page in reports.close() if reports else ():
             console.status(f"report: {page}")
     raise typer.Exit(console.exit_code)
@@ -154,14 +151,14 @@ def _batch(
     target = resolve(options.model, options.draft).target
     check_request(target, options.language, options.task)
     with stop.interruptible():
-        settings, speakers = "", options.speakers
+        settings = ""
         if any_readable(sources):  # else neither weights nor a model are looked for
             network = not (options.local_files_only or options.dry_run)
             folder = locate(target) if network else find(target)
             settings = settings_hash(
                 {
                     **options.result_settings(),
-                    **(speakers.settings(network=network) if speakers.requested else {}),
+                    **(options.speaker_settings(network=network) if options.names_speakers else {}),
                     "model": str(target) if folder is None else weights_hash(folder),
                 }
             )
@@ -190,7 +187,7 @@ def load_transcriber(
 
         torch.set_num_threads(options.threads)
     network = not options.local_files_only
-    with_speakers = options.speakers.load(device=options.device, network=network)
+    with_speakers = options.add_speakers(options.device, network)
     transcriber = options.load(tell)
     on_cpu = transcriber.whisper.device.kind == "cpu"
     beside = 1 if options.cluster else options.workers or 1

@@ -5,7 +5,6 @@ Knows which combinations are impossible, and which options can change a result; 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,35 +16,30 @@ from forescribe.asr.errors import UsageError
 from .option_records import DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, arg, opt
 from .options import (
     FLAGS,
+    MIX,
     RECORDINGS,
+    SPLIT,
     RunOptions,
-    SpeakerChoice,
+    SpeakerOptions,
     SpeechOptions,
     decodes,
     flag,
-    shown_url,
 )
 
 if TYPE_CHECKING:
     from forescribe.asr.formats.subtitles import LineRules
 
-
 STDOUT = "-"
-
-PAGES = frozenset({"html", "htm", "report"})
-"""What people call the page of --report where formats are named."""
 
 HERE = "here"
 """In place of a cluster's address: workers on this machine."""
 
-CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
-
 NOT_IN_RESULTS = frozenset(
     "audio recursive spool output_dir output_format overwrite dry_run fail_fast model draft "
     "gamma batch_size device threads readers engine draft_dtype cluster workers "
-    "report local_files_only verbose quiet records stats".split()
+    "report local_files_only verbose quiet records".split()
 ) | {
-    # The fingerprint holds these in the form of `SpeakerOptions.settings`.
+    # The fingerprint holds these in the form of `SpeakerOptions.speaker_settings`.
     "diarize",
     "diarizer",
     "num_speakers",
@@ -62,7 +56,7 @@ transcribe a folder again."""
 
 @dataclass(frozen=True, kw_only=True)
 @decodes()
-class TranscribeOptions(RunOptions, SpeakerChoice, SpeechOptions):
+class TranscribeOptions(RunOptions, SpeakerOptions, SpeechOptions):
     """The parsed command line, by field as typed. Raises UsageError for values and
     combinations that are impossible."""
 
@@ -87,7 +81,7 @@ class TranscribeOptions(RunOptions, SpeakerChoice, SpeechOptions):
     # Speakers
     diarize: bool = opt(SPEAKERS, "", "Label every word with its speaker.", False)
     channels: str = opt(
-        SPEAKERS, "METHOD", "mix all channels; split: each channel is one speaker.", "mix"
+        SPEAKERS, "METHOD", "mix all channels; split: each channel is one speaker.", MIX
     )
     # Performance
     threads: int = opt(
@@ -116,54 +110,38 @@ class TranscribeOptions(RunOptions, SpeakerChoice, SpeechOptions):
     dry_run: bool = opt(
         DIAGNOSTICS, "", "List recordings and their results without transcribing.", False
     )
-    stats: bool = opt(
-        DIAGNOSTICS, "", "Say in the last line what drafts brought, and what computed.", False
-    )
     fail_fast: bool = opt(DIAGNOSTICS, "", "Stop at the first failure.", False)
     verbose: bool = opt(DIAGNOSTICS, "-v", "Print segments as they are decoded.", False)
 
     def __post_init__(self) -> None:
         _ = self.drafts
-        _ = self.speakers
+        self.check_speakers()
         self._check_output()
         self._check_decoding()
-        if self.readers and self.channels == "split":
+        if self.readers and self.channels == SPLIT:
             raise UsageError("--readers: channels are decoded one by one; leave it out")
-        self._check_cluster()
+        if self.workers_at is not None and "-" in self.audio:
+            option = "--cluster" if self.cluster else f"--workers {self.workers}"
+            raise UsageError(f"{option}: workers cannot read stdin; write it to a file first")
+        if self.known and self.cluster:
+            raise UsageError(
+                "--known uses the voices that are enrolled on this machine, which others do not have; "
+                "leave out --known or --cluster"
+            )
 
     def _check_output(self) -> None:
         from forescribe.asr.formats.files import OF_SPEAKERS
         from forescribe.asr.storage.locations import is_url
 
-        remote = next(filter(is_url, (self.output_dir, *self.audio)), None)
-        if remote is not None and self.report is not None:
+        if self.report is not None and any(map(is_url, (self.output_dir, *self.audio))):
             raise UsageError(
-                f"--report plays files of this machine, {shown_url(remote)} is none: leave it out"
-            )
-        if self.output_dir.lower().startswith("memory://"):
-            raise UsageError(
-                f"-o {shown_url(self.output_dir)}: what is in memory ends with this command; name a folder, "
-                "s3://, gs:// or az://"
-            )
-        astray = next(filter(self._is_format, self.audio), None)
-        if astray is not None and self.output_format != "all":
-            raise UsageError(
-                f"{astray} is a format, and no recording: formats are separated by commas, "
-                f"-f {self.output_format.strip(', ')},{astray.strip(',')}"
-            )
-        page = next(filter(PAGES.__contains__, self._formats), None)
-        if page is not None:
-            raise UsageError(
-                f"-f {page}: a page is written by --report, beside the formats of -f; "
-                "use --report FILE.html, or --report FOLDER for several recordings"
+                "--report plays files of this machine: leave it out where there are URLs"
             )
         listing = next(filter(OF_SPEAKERS.__contains__, self._formats), None)
-        if listing is not None and not self.speakers.requested:
+        if listing is not None and not self.names_speakers:
             raise UsageError(f"-f {listing} lists speakers: add --diarize")
         if self.records and self.output_dir == STDOUT:
             raise UsageError("--records and `-o -` both write to stdout; choose one of them")
-        if self.verbose and (self.quiet or self.records):
-            raise UsageError("--verbose and --quiet (or --records) exclude each other")
 
     def _check_decoding(self) -> None:
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
@@ -182,31 +160,6 @@ class TranscribeOptions(RunOptions, SpeakerChoice, SpeechOptions):
         several = self.workers is not None and self.workers > 1
         return HERE if self.cluster is None and several else self.cluster
 
-    def _check_cluster(self) -> None:
-        if self.workers_at is None:
-            return
-        if not self.workers_at:
-            raise UsageError("--cluster needs an address: auto, ray://HOST:10001 or HOST:6379")
-        if "-" in self.audio:
-            option = "--cluster" if self.cluster else f"--workers {self.workers}"
-            raise UsageError(f"{option}: workers cannot read stdin; write it to a file first")
-        if self.known and self.cluster:
-            raise UsageError(
-                "--known uses the voices that are enrolled on this machine, which others do not have; "
-                "leave out --known or --cluster"
-            )
-        if self.device not in CLUSTER_DEVICES:
-            raise UsageError(
-                f"--device {self.device}: Ray gives each worker a device of its own; use "
-                f"{', '.join(CLUSTER_DEVICES)}"
-            )
-
-    def _is_format(self, name: str) -> bool:
-        """Whether an argument that is no file is the name of a format, as in `-f srt txt`."""
-        from forescribe.asr.formats.files import FORMATS
-
-        return name.strip(",").lower() in {*FORMATS, "all"} and not os.path.lexists(name)
-
     @property
     def _formats(self) -> list[str]:
         return self.output_format.replace(" ", "").lower().split(",")
@@ -216,7 +169,7 @@ class TranscribeOptions(RunOptions, SpeakerChoice, SpeechOptions):
         """The output formats; `all` includes those of speakers if there are speakers."""
         from forescribe.asr.formats.files import OF_SPEAKERS
 
-        more = OF_SPEAKERS if self.speakers.requested and "all" in self._formats else ()
+        more = OF_SPEAKERS if self.names_speakers and "all" in self._formats else ()
         return ",".join([self.output_format, *sorted(more)])
 
     @cached_property

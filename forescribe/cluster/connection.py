@@ -33,6 +33,10 @@ OBJECT_STORE_BYTES = 256 << 20
 """Of a cluster of our own: what passes through it are transcripts."""
 
 
+NAMESPACE = "forescribe"
+QUIET = {"log_to_driver": False, "configure_logging": False, "namespace": NAMESPACE}
+
+
 def require_ray(option: str = "--cluster") -> Any:
     """The module `ray`. Raises UsageError where it is missing."""
     try:
@@ -52,8 +56,8 @@ def connected(
     """Connect to a cluster; yields the module `ray`. Ends a cluster that it has started. With `cards` it
     starts one on this machine, which has so many GPUs, whatever `address` says.
 
-    Raises UsageError for an address that cannot be used or a cluster of other versions, CapacityError where a
-    cluster cannot be reached or started.
+    Raises UsageError for an address that cannot be used, CapacityError where a cluster cannot be reached or
+    started.
     """
     if cards is None:
         check_address(address)
@@ -82,36 +86,30 @@ def check_address(address: str) -> None:
 
 def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
     known = os.environ.get("RAY_ADDRESS", "") if address == AUTO else address
-    if known:
-        return _join(ray, known)
-    left = _left_address()
-    # The address of a cluster that was killed: Ray would wait for it without end.
-    if left and not reachable(left):
-        return _start(ray, status)
+    if not known:
+        from ray._private.utils import read_ray_address
+
+        # What the last cluster of this machine has left; if it was killed, Ray would wait without end.
+        if not reachable(read_ray_address() or ""):
+            return _start(ray, status)
+    elif not reachable(known):
+        raise _away("nothing listens there", known)
+    # A client knows fewer options than a member of the cluster.
+    options = {"namespace": NAMESPACE} if known.startswith("ray://") else QUIET
     try:
-        ray.init(address=AUTO, **_quiet())
-    except ConnectionError:
+        ray.init(address=known or AUTO, **options)
+    except Exception as error:
+        if known or not isinstance(error, ConnectionError):
+            raise _away(_first_line(error), known or AUTO) from error
         _start(ray, status)
-    except Exception as error:
-        raise explained(error, AUTO) from error
 
 
-def _join(ray: Any, address: str) -> None:
-    if not reachable(address):
-        raise explained(ConnectionError("nothing listens there"), address)
-    try:
-        # A client knows fewer options than a member of the cluster.
-        options = {"namespace": "forescribe"} if address.startswith("ray://") else _quiet()
-        ray.init(address=address, **options)
-    except Exception as error:
-        raise explained(error, address) from error
-
-
-def _left_address() -> str:
-    """The address that the last cluster of this machine has left in a file, running or not."""
-    from ray._private.utils import read_ray_address
-
-    return str(read_ray_address() or "")
+def _away(reason: str, address: str) -> CapacityError:
+    return CapacityError(
+        f"--cluster {visible(address)}: no cluster answers there ({reason}); check the address, the port "
+        "(10001 for ray://, 6379 on a machine of the cluster), the network, and that this environment has "
+        "the cluster's token (RAY_AUTH_TOKEN or ~/.ray/auth_token) and its versions of Ray and Python"
+    )
 
 
 def reachable(address: str) -> bool:
@@ -138,7 +136,7 @@ def _start(ray: Any, status: Callable[[str], None], cards: int | None = None) ->
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
                 num_gpus=cards,
-                **_quiet(),
+                **QUIET,
             )
             return
         except Exception as error:
@@ -152,29 +150,6 @@ def _start(ray: Any, status: Callable[[str], None], cards: int | None = None) ->
                     f"{os.path.dirname(ray.__file__)}"
                 ) from error
             status(f"Ray did not start ({_first_line(error)}): attempt {attempt + 1} of {STARTS}")
-
-
-def explained(error: Exception, address: str) -> UsageError | CapacityError:
-    """An exception of a connection as one line with the remedy."""
-    text, shown = str(error), visible(address)
-    if "ersion mismatch" in text or "client and server" in text.lower():
-        return UsageError(
-            f"--cluster {shown}: the cluster has other versions of Ray or Python than this environment; "
-            f"install the same ones ({' '.join(text.split())})"
-        )
-    if any(word in text.lower() for word in ("unauthenticated", "token", "authenticat")):
-        return UsageError(
-            f"--cluster {shown}: the cluster refuses this machine's token; set RAY_AUTH_TOKEN or "
-            "~/.ray/auth_token to the cluster's (`ray get-auth-token` on its head)"
-        )
-    return CapacityError(
-        f"--cluster {shown}: no cluster answers there ({_first_line(error)}); check the address, the "
-        "port (10001 for ray://, 6379 on a machine of the cluster) and the network"
-    )
-
-
-def _quiet() -> dict[str, Any]:
-    return {"log_to_driver": False, "configure_logging": False, "namespace": "forescribe"}
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Worker:
         return Outcome(
             source.path,
             outcome.transcript,
-            portable(outcome.error),
+            outcome.error and portable(outcome.error),
             outcome.wall_s,
             content=copy.content,
             entry=copy.entry,
@@ -200,11 +200,9 @@ class TranscribeRows:
         except ForescribeError as error:
             return {**row, **failed_columns(error)}
         outcome = await self.worker.transcribe(source)
-        if outcome.transcript is None or outcome.error is not None:
-            missing = AudioError(
-                f"{source.path}: ended without a transcript", code="internal_error"
-            )
-            return {**row, **failed_columns(outcome.error or missing)}
+        if outcome.error is not None:
+            return {**row, **failed_columns(outcome.error)}
+        assert outcome.transcript is not None
         return {**row, **transcript_columns(outcome.transcript)}
 
 
@@ -304,10 +302,11 @@ class DatasetRun:
         try:
             return next(self._outcomes, None)
         except Exception as error:
-            if isinstance(error, ForescribeError | SpeculativeError):
-                sent: Exception = portable(error)
-                return sent
-            return CapacityError(f"the workers cannot be started: {_last_line(error)}")
+            if not isinstance(error, ForescribeError | SpeculativeError):
+                last = str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
+                error = CapacityError(f"the workers cannot be started: {last}")
+            sent: Exception = portable(error)
+            return sent
 
 
 def outcomes(order: WorkOrder, sources: Sequence[Source], slot: Slot) -> Iterator[Outcome]:
@@ -318,7 +317,14 @@ def outcomes(order: WorkOrder, sources: Sequence[Source], slot: Slot) -> Iterato
             if left.pop(outcome.name, None) is not None:
                 yield outcome
     for path in left:
-        yield Outcome(path, error=crash_error(path))
+        yield Outcome(
+            path,
+            error=AudioError(
+                f"{path}: {TRIES_ALONE + 1} workers died while they had it, the last ones nothing else; it "
+                "may be damaged or hostile, or too large for their memory",
+                code="crashed_workers",
+            ),
+        )
 
 
 def _attempt(
@@ -424,10 +430,6 @@ class ClusterTranscriber:
     def set_batch(self, size: int) -> None:
         raise AssertionError("workers halve their batches themselves")
 
-    def stats(self) -> Stats | None:
-        """None: transcripts have the statistics of their own recordings."""
-        return None
-
 
 def transcribe(
     dataset: Dataset,
@@ -481,15 +483,6 @@ def failed_columns(error: ForescribeError) -> Row:
     return {**empty, "code": error.code, "message": error.message}
 
 
-def crash_error(path: str) -> AudioError:
-    """The error of a recording that is given up."""
-    return AudioError(
-        f"{path}: {TRIES_ALONE + 1} workers died while they had it, the last ones nothing else; it may be "
-        "damaged or hostile, or too large for their memory",
-        code="crashed_workers",
-    )
-
-
 def _awaited(ray: Any, call: Any) -> Outcome | Exception | None:
     """The answer of a call, in a loop that signals can end. Raises Ray's errors."""
     while not ray.wait([call], timeout=POLL_S)[0]:
@@ -512,11 +505,9 @@ def memory_error(outcome: Outcome) -> BaseException | None:
     return cause if cause is not None and out_of_memory(cause) else None
 
 
-def portable(error: Exception | None) -> Any:
+def portable(error: Exception) -> Any:
     """An error as it can be sent to another process: those of libraries, and some of ours, do not survive
     pickling."""
-    if error is None:
-        return None
     if not isinstance(error, ForescribeError | SpeculativeError):
         return ForescribeError(f"a worker failed with {type(error).__name__}: {error}")
     try:
@@ -525,8 +516,3 @@ def portable(error: Exception | None) -> Any:
         code = error.code if isinstance(error, ForescribeError) else None
         return ForescribeError(str(error), code=code)
     return error
-
-
-def _last_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__

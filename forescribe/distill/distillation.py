@@ -26,14 +26,12 @@ from forescribe.asr.errors import UsageError, output_errors
 from forescribe.asr.formats.files import put
 from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, DraftTokens
 
-from .labels import LabelRow, LabelStore, repeated_share, split
+from .labels import LabelRow, LabelStore, split
 from .report import figures_of, markdown
-from .speech import Hook, Pair, Skipped, check_layers
+from .speech import Hook, Pair, Skipped
 from .training import DraftTraining, Progress
 
 NAME = ".distill"
-LABELS = ("labels", "lock", "label_settings.json")
-"""What is kept when another run with the same labels begins."""
 
 HEAD_COVERAGE = 0.98
 """Share of the labels' tokens that a cut head has: the rarest ones make it twice as large."""
@@ -49,12 +47,10 @@ Label = Callable[[LabelStore, Callable[[], bool]], list[Skipped]]
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The work folder of an output folder. `settings` are those of the command, `labels` those of them on
-    which labels depend: with `overwrite`, labels that were made by the same ones are used again."""
+    """The work folder of an output folder, for a command of these `settings`."""
 
     output: Path
     settings: Mapping[str, Any]
-    labels: Mapping[str, Any]
     overwrite: bool = False
 
     @property
@@ -99,17 +95,14 @@ class WorkFolder:
                 if before.get(name) != value:
                     raise UsageError(
                         f"-o {self.output}: a run with another {name} was begun there: repeat its command to "
-                        "go on, or give --overwrite to begin anew, with the labels that are there if model, "
-                        "data and language are the same"
+                        "go on, or give --overwrite to begin anew"
                     )
             return
-        kept = LABELS if self.read("label_settings") == self.labels else ("lock",)
         for entry in self.path.iterdir():
-            if entry.name not in kept and entry.is_dir():
+            if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
-            elif entry.name not in kept:
+            elif entry.name != "lock":
                 entry.unlink()
-        self.keep("label_settings", self.labels)
         self.keep("settings", self.settings)
 
     def read(self, name: str) -> Any:
@@ -139,15 +132,17 @@ class Distillation:
     steps: int | None = None
     seed: int = 0
     cut_head: bool = False
-    keep_labels: bool = False
 
     def run(self) -> dict[str, Any] | None:
         """Raises UsageError for too little data, OutputError where the disk refuses."""
         pair, work, output = self.pair, self.work, self.work.output
+        depth = len(pair.layers)
         if self.start is not None:  # before anything is labelled
             pair.open(self.start)
-        else:
-            check_layers(self.layers or 0, len(pair.layers))
+        elif self.layers is None or not 0 < self.layers < depth:
+            raise UsageError(
+                f"--layers {self.layers}: from 1 to {depth - 1} of the model's {depth}"
+            )
         with work.held():
             store = LabelStore(work.path / "labels")
             skipped = self._labelled(store)
@@ -180,7 +175,7 @@ class Distillation:
                 report["head"] = None if listed is None else [len(listed.ids), listed.vocab_size]
                 put(output / "report.md", markdown(report))
                 put(output / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-            if progress.finished and not self.keep_labels:
+            if progress.finished:
                 shutil.rmtree(work.path, ignore_errors=True)
         return report
 
@@ -237,11 +232,7 @@ class Distillation:
         return {
             "settings": dict(self.work.settings),
             "finished": progress.finished,
-            "rows": {
-                "trained": len(rows),
-                "held_out": len(held_out),
-                "repeated_share": round(repeated_share(rows, held_out), 3),
-            },
+            "rows": {"trained": len(rows), "held_out": len(held_out)},
             "seconds": {
                 "labels": round(self.work.read("label_seconds") or 0.0, 1),
                 "training": round(progress.seconds, 1),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,9 +38,6 @@ SHARE, MOST, LEAST = 0.15, 48, 2
 
 SOURCES = 7
 """Recordings from which on whole recordings are held out."""
-
-RUN = 5
-"""Tokens in a row that two texts seldom share by chance."""
 
 ROWS, TOKENS = 12, 400
 """Rows and tokens of answers below which no draft can be trained."""
@@ -96,12 +93,6 @@ class LabelRow:
     begin: int
     wanted: SparseDistribution
     states: Callable[[], States]
-
-    def __post_init__(self) -> None:
-        if not 0 < self.begin < len(self.tokens):
-            raise ValueError(f"an answer begins at {self.begin} of {len(self.tokens)} tokens")
-        if len(self.wanted) != self.answered:
-            raise ValueError(f"{len(self.wanted)} distributions for {self.answered} tokens")
 
     @property
     def answered(self) -> int:
@@ -194,18 +185,6 @@ def split(rows: Sequence[LabelRow]) -> tuple[list[LabelRow], list[LabelRow]]:
     held = sorted(rows, key=lambda row: (rank(row), row.tokens))[:count]
     chosen = {id(row) for row in held}
     return [row for row in rows if id(row) not in chosen], held
-
-
-def repeated_share(trained: Iterable[LabelRow], held_out: Iterable[LabelRow]) -> float:
-    """The share of `held_out`'s answers that is in those of `trained` too, in runs of `RUN` tokens: 0 to 1.
-    What is said in several recordings is learnt by heart, and held out in none."""
-
-    def runs(row: LabelRow) -> Iterator[tuple[int, ...]]:
-        return (row.tokens[at : at + RUN] for at in range(row.begin, len(row.tokens) - RUN + 1))
-
-    known = {run for row in trained for run in runs(row)}
-    found = [run in known for row in held_out for run in runs(row)]
-    return sum(found) / max(1, len(found))
 
 
 @dataclass(frozen=True, eq=False)

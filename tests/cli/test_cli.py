@@ -161,8 +161,6 @@ def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typ
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["-f", "html"], "--report FILE.html"),
-        (["-f", "srt,HTML"], "--report FILE.html"),
         (["-f", "jsn"], "did you mean 'json'?"),
         (["-f", "md docx"], "did you mean 'md,docx'?"),
         (["--modle", "tiny.en"], "--model"),
@@ -362,8 +360,6 @@ USAGE = {
     "--device cpu:5": "no device cpu:5",
     "--dtype int8": "unknown dtype 'int8'; known: auto, float32",
     "--task sing": "unknown task 'sing'; known: transcribe, translate",
-    "-f srt txt": "txt is a format, and no recording: formats are separated by commas, -f srt,txt",
-    "--json": "--json is gone: -f json writes transcripts",
     "-f doc": "unknown output format 'doc'; known: txt",
     "-o -": "stdout takes one format",
     "-o - -f txt --records": "both write to stdout",
@@ -375,7 +371,6 @@ USAGE = {
     f"--model {'x' * 300}": "neither a local folder, nor a hub id",
     "--model ~nobody/x": "neither a local folder, nor a preset",
     "-f b.wav": "unknown output format 'b.wav'",
-    "--verbose --quiet": "exclude each other",
     "a.wav": "a.wav was given twice",
     "*.mp3": "no recording matches '*.mp3'",
     "none.jsonl": "the list none.jsonl cannot be read",
@@ -391,8 +386,6 @@ USAGE = {
     "--beam_size 5 --length_penalty 1.5": "length_penalty is 1.5; it must be from 0 to 1",
     "--patience 2": "--patience is for beams: add --beam-size 5",
     "--hf_token hf_abc": "set HF_TOKEN",
-    "--long-form sequential": "--long-form is gone: leave it out",
-    "--no-condition_on_previous_text": "is gone: leave it out",
     "--condition_on_previous_text False": "--beam-size 5",
     "--initial-prompt <|endoftext|>": "special token",
 }

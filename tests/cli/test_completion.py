@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,14 +37,3 @@ def test_bash_completes_commands_options_and_half_typed_lines(tmp_path) -> None:
     assert (tmp_path / ".bash_completions" / "forescribe.sh").is_file()
     installed = 'source "$HOME/.bashrc"; complete -p forescribe'
     assert "_forescribe_completion" in bash(installed)
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script_too(shell) -> None:
-    """Which shell it is, typer asks the system; a script can be asked for by name."""
-    environment = {**os.environ, "_FORESCRIBE_COMPLETE": f"source_{shell}"}
-    command = [sys.executable, "-m", "forescribe"]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert f"complete_{shell}" in done.stdout

@@ -9,17 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 from rich.console import Console as Rich
 
 from forescribe.asr.batch.ledger import Record, result_fields
 from forescribe.asr.batch.outputs import RecordingResult
-from forescribe.asr.decode.results import Partial, Progress
+from forescribe.asr.decode.results import Progress
 from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span, Turn
 from forescribe.asr.storage.locations import Source
-from forescribe.cli.console import EVERY_S, Console, Screen, Totals, tail
+from forescribe.cli.console import Console, Totals
 from forescribe.speculative.requests import Stats
 
 A = Source("a.wav")
@@ -37,9 +36,7 @@ def ended(
 FAILED = ended("b.mp3", None, AudioError("b.mp3: no such file", code="missing_file"))
 
 
-def done(
-    name: str = "a.wav", *warnings: Notice, text: bool = True, engine: str | None = None
-) -> RecordingResult:
+def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> RecordingResult:
     return ended(
         name,
         Transcript(
@@ -48,19 +45,13 @@ def done(
             coverage=Coverage((Span(0, 32_000, "decoded"),)),
             language="en",
             warnings=warnings,
-            settings={} if engine is None else {"engine": engine},
-            stats={
-                "acceptance_rate": 0.5,
-                "mean_acceptance_length": 1.5,
-                "drafting": "drafts of 4",
-            },
+            stats={"acceptance_rate": 0.5, "mean_acceptance_length": 1.5},
         ),
     )
 
 
 def console(**options: bool) -> Console:
-    chosen = {"quiet": False, "verbose": False, "records": False, **options}
-    return Console(**chosen)
+    return Console(**{"quiet": False, **options})
 
 
 def on_terminal(made: Console) -> io.StringIO:
@@ -79,19 +70,12 @@ def test_a_recording_is_one_line_on_stderr(capsys) -> None:
     assert capsys.readouterr() == ("", "a.wav: 2.0 s of audio -> out/a .txt .srt\n")
 
 
-def test_no_speech_is_said(capsys) -> None:
-    tell(console(), done(text=False))
-    assert "2.0 s of audio, no speech" in capsys.readouterr().err
-
-
-def test_a_failure_is_one_line_with_its_code(capsys) -> None:
-    tell(console(), FAILED)
-    assert capsys.readouterr() == ("", "failed b.mp3: no such file (missing_file)\n")
-
-
-def test_a_warning_follows_its_recording(capsys) -> None:
-    tell(console(), done("a.wav", Notice("truncated_audio", "cut off")))
-    assert capsys.readouterr().err.splitlines()[1] == "  note cut off"
+def test_lines_of_silence_of_failures_and_of_warnings(capsys) -> None:
+    tell(console(), done(text=False), FAILED, done("a.wav", Notice("truncated_audio", "cut off")))
+    silent, failed, _, warning = capsys.readouterr().err.splitlines()
+    assert "2.0 s of audio, no speech" in silent
+    assert failed == "failed b.mp3: no such file (missing_file)"
+    assert warning == "  note cut off"
 
 
 def test_names_with_brackets_are_no_markup(capsys) -> None:
@@ -103,7 +87,7 @@ def test_names_with_brackets_are_no_markup(capsys) -> None:
 def test_the_last_line_tells_what_was_heard_and_then_every_failure(capsys) -> None:
     made = console()
     tell(made, done(), FAILED, done())
-    made.summary(STATS)
+    made.summary()
     *_, totals, failures = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"4\.0 s of audio in \d+\.\d s \(.*x real time\): 4 words", totals)
     assert failures == "1 failed: b.mp3: missing_file"
@@ -130,23 +114,13 @@ def test_the_last_line_names_speakers_and_silence() -> None:
     assert told(chinese).endswith(": 4 characters")
 
 
-def test_drafts_and_engines_are_told_on_request(capsys) -> None:
-    made = console(stats=True)
-    tell(made, done(engine="native"), done(engine="lean"))  # two workers of a cluster
-    made.summary(STATS)
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == (
-        "50.0% of drafts accepted, 1.50 tokens per round; auto: drafts of 4; engine lean, native"
-    )
-
-
 def test_quiet_says_nothing_but_errors(capsys) -> None:
     made = console(quiet=True)
     made.status("loading")
     with made.progress([A, A]) as hook:
         assert hook is None
         tell(made, done("a.wav", Notice("short_audio", "short")))
-    made.summary(STATS)
+    made.summary()
     assert capsys.readouterr() == ("", "")
     tell(made, FAILED)
     assert capsys.readouterr().err == "failed b.mp3: no such file (missing_file)\n"
@@ -198,51 +172,16 @@ def spoken(*texts: str) -> Progress:
     return Progress("a.wav", 30.0, 60.0, (), STATS, segments)
 
 
-def shown(*steps: Progress | Partial, text: bool = True, sources: int = 1, **options) -> str:
-    """What is on the screen in the end, the bar taken away, with the sequences that drew it."""
-    made = console(**options)
+def test_words_are_shown_as_windows_end_and_do_not_steer_the_terminal() -> None:
+    made = console()
     screen = on_terminal(made)
-    with made.progress([A] * sources, text=text) as hook:
-        for step in steps:
-            hook.follow(step) if isinstance(step, Partial) else hook(step)
-            hook.bar.refresh()
-    return screen.getvalue()
-
-
-def test_words_are_shown_as_they_come_on_a_terminal() -> None:
-    said = shown(spoken(" One.", " Two."), Partial("a.wav", " thr"), spoken(" Three."))
-    final = said[said.rindex("Three.") :]
-    assert (
-        said.index("One.\r\n" if "\r\n" in said else "One.\n")
-        < said.index("Two.")
-        < said.index("thr")
-    )
-    assert " thr" not in final  # what was being written is replaced
-
-
-def test_what_was_said_does_not_steer_the_terminal() -> None:
-    said = shown(spoken(" \x1b[2J\x07bell [bold]"), Partial("a.wav", " \x1b[2Jx"))
+    with made.progress([A]) as hook:
+        assert hook is not None
+        for step in (spoken(" One.", " Two."), spoken(" \x1b[2J\x07bell [bold]")):
+            hook(step)
+    said = screen.getvalue()
+    assert said.index("One.") < said.index("Two.") < said.index(r"\x1b[2J\x07bell [bold]")
     assert "\x1b[2J" not in said and "\x07" not in said
-    assert r"\x1b[2J\x07bell [bold]" in said
-
-
-def test_a_line_that_is_too_long_shows_its_end() -> None:
-    assert tail("abc", 3) == "abc"
-    assert tail("abcdef", 4) == "…def"
-    wide = tail("語" * 100, 20)
-    assert wide.startswith("…") and 18 <= cell_len(wide) <= 20
-
-
-def test_a_look_is_wanted_a_few_times_a_second_and_never_in_a_log() -> None:
-    now = [0.0]
-    for terminal in (True, False):
-        rich = Rich(file=io.StringIO(), force_terminal=terminal)
-        screen = Screen(rich, [A], verbose=True, text=True, clock=lambda: now[0])
-        assert not screen.wants
-        now[0] += EVERY_S
-        assert screen.wants is terminal
-        screen.follow(Partial("a.wav", "x"))
-        assert not screen.wants
 
 
 def test_a_bar_knows_all_recordings_from_the_beginning() -> None:
@@ -279,6 +218,6 @@ def test_what_is_done_already_has_a_record_for_scripts(capsys) -> None:
 def test_cancelled_recordings_are_counted_not_listed(capsys) -> None:
     made = console()
     tell(made, done(), *(RecordingResult(Record(f"{n}.wav", "cancelled")) for n in range(4)))
-    made.summary(None)
+    made.summary()
     _, totals, cancelled = capsys.readouterr().err.splitlines()
     assert totals.startswith("2.0 s of audio") and cancelled.startswith("4 cancelled;")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from forescribe.asr.errors import UsageError
-from forescribe.cli.main import app, with_command
-from forescribe.cli.option_records import FOREIGN, GONE, checked
+from forescribe.cli.main import app
+from forescribe.cli.option_records import FOREIGN, checked
 from forescribe.cli.transcribe_options import NOT_IN_RESULTS
 
 SWITCHES = {"--vad": "--no-vad", "--no-vad": "--vad", "--help": None}
@@ -66,13 +66,7 @@ def test_no_word_is_lost(typed) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     {
-        "--best_of 5": "--best_of is not supported: leave it out: a window that is decoded again is sampled",
-        "-tpi 0.1": "one letter here: use --temperature-increment-on-fallback",
-        "-et 2.8": "one letter here: use --compression-ratio-threshold",
-        "-t 4": "-t is not supported: use --threads",
-        "-ocsv": "one letter here: use -f tsv",
-        "--ff_mdx_kim2": "filter the sound before",
-        "-bo 5": "options of one dash are one letter here: leave it out: a window that is decoded again",
+        "--best_of 5": "--best_of is not supported: leave it out: the text is the most probable one",
         "--best-of=5": "--best-of is not supported",
         "--fp16 False": "--dtype float32",
         "-osrt": "use -f srt",
@@ -87,15 +81,6 @@ def test_what_has_no_meaning_here_is_refused_with_a_way_out(typed, said) -> None
     assert said in str(caught.value) and "s3cret" not in str(caught.value)
 
 
-def test_a_flag_and_a_command_that_are_gone_say_what_to_use(monkeypatch) -> None:
-    monkeypatch.setitem(GONE, "--turbo", "use --model turbo")
-    for typed in ("--turbo", "--no-turbo", "--turbo=3"):
-        with pytest.raises(UsageError, match=r"turbo is gone: use --model turbo"):
-            put(typed)
-    with pytest.raises(UsageError, match=r"bench is gone: use python -m benchmarks"):
-        with_command(["bench", "text"])
-
-
 def test_what_is_refused_is_no_option_and_what_is_named_instead_is_one() -> None:
     group = get_command(app)
     every = {
@@ -107,9 +92,8 @@ def test_what_is_refused_is_no_option_and_what_is_named_instead_is_one() -> None
     }
     transcribe = {n for option in real()[0].params for n in (*option.opts, *option.secondary_opts)}
     assert not transcribe & FOREIGN.keys()
-    assert not {*group.commands} & GONE.keys()
-    for name, instead in (*FOREIGN.items(), *GONE.items()):
-        assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", instead)) <= {*every, "-m"}, name
+    for name, instead in FOREIGN.items():
+        assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", instead)) <= every, name
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,7 @@ def test_compare_tells_speed_and_equality(pair) -> None:
     assert drafted.startswith("with drafts: 24 tokens") or "tokens in" in drafted
     assert "of drafts accepted" in drafted and "of drafts accepted" not in plain
     assert verdict.endswith("2 of 2 texts equal")
-    told = generate("a", *pair, "--json", "--stats", "--gamma", "3").stderr
-    assert json.loads(told)["acceptance_rate"] > 0
-    engine = json.loads(told)["engine"]
-    assert engine in ("native", "lean") and drafted.endswith(f"; engine {engine}")
+    assert drafted.endswith(("; engine native", "; engine lean"))
 
 
 def test_an_engine_changes_no_text(pair) -> None:
@@ -115,8 +112,6 @@ def test_presets_bring_their_draft_and_other_models_copy_from_their_text(tmp_pat
     assert resolve(str(tmp_path), None) == Pair(tmp_path, NGRAM)
     assert resolve("Qwen/Qwen3-8B", "none").draft is None
     assert resolve("qwen3-8b", "ngram").draft == NGRAM
-    with pytest.raises(LoadError, match="--draft suffix is gone: use ngram"):
-        resolve(str(tmp_path), "suffix")
     assert resolve("Qwen/Qwen3-32B", "qwen3-8b").draft == "Qwen/Qwen3-0.6B"
     with pytest.raises(LoadError, match="--draft nowhere is neither"):
         resolve(None, "nowhere")

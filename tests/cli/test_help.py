@@ -75,12 +75,13 @@ def test_options_are_frozen_and_checked_when_made() -> None:
         {"num_speakers": 2},
         {"output_format": "rttm"},
         {"records": True, "output_dir": "-"},
-        {"verbose": True, "quiet": True},
+        {"report": "r.html", "audio": ["https://host/a.mp3"]},
+        {"report": "r", "output_dir": "s3://out"},
         {"diarize": True, "word_timestamps": False},
         {"guards": False, "no_speech_threshold": "0.5"},
     ):
         with pytest.raises(UsageError):
-            TranscribeOptions(["a.wav"], **impossible)  # type: ignore[arg-type]
+            TranscribeOptions(**{"audio": ["a.wav"]} | impossible)  # type: ignore[arg-type]
 
 
 def test_results_of_the_version_before_are_not_made_again_for_an_option_that_is_gone() -> None:

@@ -365,7 +365,7 @@ def test_without_portaudio_the_remedy_is_told(run, monkeypatch) -> None:
 
 def screen(width: int = 40, *, words: bool = False) -> tuple[LiveText, io.StringIO]:
     drawn = io.StringIO()
-    console = Console(quiet=False, verbose=False, records=False)
+    console = Console(quiet=False)
     console.rich = Rich(
         file=drawn, force_terminal=True, width=width, highlight=False, soft_wrap=True
     )

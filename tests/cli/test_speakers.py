@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
@@ -10,10 +11,10 @@ from typer.testing import CliRunner, Result
 
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
-from forescribe.cli.options import SpeakerOptions
 from forescribe.cli.speakers import speakers
+from forescribe.cli.transcribe_options import TranscribeOptions
 from forescribe.diarize.channels import ChannelTranscriber
-from forescribe.diarize.diarizer import Bounds, Engine
+from forescribe.diarize.diarizer import Engine
 from forescribe.diarize.engines import registry
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 
@@ -22,6 +23,10 @@ from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESCRIBE_SPEAKERS", str(tmp_path / "voices"))
     monkeypatch.setattr(registry, "load", lambda name, **options: LevelDiarizer())
+
+
+def options(**given: Any) -> TranscribeOptions:
+    return TranscribeOptions(audio=["a.wav"], **given)
 
 
 def run(*arguments: str) -> Result:
@@ -55,35 +60,32 @@ def test_what_cannot_be_enrolled_is_refused_and_nothing_is_stored(tmp_path: Path
 
 
 def test_what_contradicts_itself_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(UsageError, match="at least 3 and at most 2"):
-        SpeakerOptions("auto", Bounds(at_least=3, at_most=2))
-    with pytest.raises(UsageError, match="no speaker is enrolled"):
-        SpeakerOptions("auto", known=True)
-    with pytest.raises(UsageError, match="need --diarize"):
-        SpeakerOptions(None, Bounds(exactly=2))
-    with pytest.raises(UsageError, match="stereo is neither mix nor split"):
-        SpeakerOptions(None, channels="stereo")
-    with pytest.raises(UsageError, match="already"):
-        SpeakerOptions("auto", channels="split")
-    assert (
-        not SpeakerOptions().requested
-        and SpeakerOptions("embedded").requested
-        and SpeakerOptions(channels="split").requested
-    )
+    for given, said in (
+        ({"diarize": True, "known": True}, "no speaker is enrolled"),
+        ({"channels": "stereo"}, "stereo is neither mix nor split"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            options(**given)
+    assert not options().names_speakers
+    assert options(diarize=True).names_speakers and options(channels="split").names_speakers
 
 
 def test_the_fingerprint_knows_the_engine_the_bounds_and_the_voices(tmp_path: Path) -> None:
-    plain = SpeakerOptions("embedded").settings(network=False)
+    def settings(**given: Any) -> Any:
+        made = options(diarize=True, diarizer="embedded", **given)
+        return made.speaker_settings(network=False)
+
+    plain = settings()
     assert plain["diarizer"] == "embedded"
-    assert SpeakerOptions("embedded", Bounds(exactly=2)).settings(network=False) != plain
+    assert settings(num_speakers=2) != plain
     run("add", "Zoë", clip(tmp_path, "a.wav", 0.5))
-    assert SpeakerOptions("embedded", known=True).settings(network=False) != plain
+    assert settings(known=True) != plain
 
 
 def test_a_transcriber_is_left_alone_where_nobody_asked() -> None:
-    transcriber = object()
-    assert SpeakerOptions().load()(transcriber) is transcriber  # type: ignore[arg-type]
-    split = SpeakerOptions(channels="split").load()(transcriber)  # type: ignore[arg-type]
+    transcriber: Any = object()
+    assert options().add_speakers("auto", False)(transcriber) is transcriber
+    split = options(channels="split").add_speakers("auto", False)(transcriber)
     assert isinstance(split, ChannelTranscriber)
 
 

@@ -212,11 +212,13 @@ def test_workers_of_one_machine_have_a_card_each(monkeypatch, kind, count, worke
 def test_a_device_that_the_cluster_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match="the cluster has no GPU"):
         Slot.planned({"CPU": 16}, 8, device="cuda")
+    with pytest.raises(UsageError, match="on a cluster Ray chooses the devices"):
+        Slot.planned({"GPU": 2, "CPU": 16}, 8, device="cuda:1")
 
 
 def test_an_error_that_is_sent_keeps_its_code_or_its_text() -> None:
     ours = AudioError("too short", code="audio_too_long")
-    assert portable(ours) is ours and portable(None) is None
+    assert portable(ours) is ours
 
     class Local(ForescribeError): ...
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from forescribe.distill.labels import (
     LabelBatch,
     LabelRow,
     LabelStore,
-    repeated_share,
     split,
 )
 from tests.distill.made_rows import made_row
@@ -118,14 +116,6 @@ def test_whole_recordings_are_held_out_the_same_ones_each_time() -> None:
     assert len(both) <= 1  # the last recording may be divided
     again = split(list(reversed(rows)))[1]
     assert {id(row) for row in again} == {id(row) for row in held_out}
-
-
-def test_text_that_is_learnt_by_heart_is_counted() -> None:
-    rows = [made_row(n, answered=20) for n in range(3)]
-    again = replace(rows[0], source="another channel")
-    assert repeated_share(rows[:2], [again]) == 1.0
-    assert repeated_share(rows[:2], [again, rows[2]]) == 0.5
-    assert repeated_share(rows[1:], [again]) == 0.0
 
 
 def test_too_little_data_is_refused_with_what_is_needed() -> None:

@@ -52,22 +52,6 @@ def test_a_forbidden_token_has_no_share_in_any_loss() -> None:
     assert float(draft.grad[0, 2]) > 0  # descent makes it less likely
 
 
-@pytest.mark.parametrize("loss", [Parts.warm_up, Parts.hybrid])
-def test_a_step_down_each_loss_makes_the_targets_choice_likelier(loss: object) -> None:
-    assert callable(loss)
-    wanted = SparseDistribution.of(
-        2 * torch.randn(200, 16, generator=torch.Generator().manual_seed(1))
-    )
-    draft = torch.randn(200, 16, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    before = Parts.of(draft, wanted)
-    loss(before).backward()
-    assert draft.grad is not None
-    after = Parts.of((draft - 400 * draft.grad).detach(), wanted)
-    assert (
-        float((-after.choice).exp().mean()) > float((-before.choice.detach()).exp().mean()) + 0.01
-    )
-
-
 def test_the_hybrid_is_the_divergence_for_strangers_and_acceptance_for_twins() -> None:
     far = torch.full((1, 8), -20.0)
     far[0, 3] = 20.0

@@ -25,7 +25,6 @@ NAME = re.compile(r"\bforescribe(?:\.[A-Za-z_]\w*)+")
 ENDINGS = ("json", "toml")
 OTHERS = {
     "forescribe.diarizers": "diarize",
-    "forescribe.drafters": "text",
     "forescribe.hypothesis": "api",
 }
 """Groups of entry points and an event, with the part that knows each."""

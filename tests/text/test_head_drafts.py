@@ -1,11 +1,9 @@
-"""Heads and drafters of other packages as drafts of text models, by `TextGenerator` and by the command."""
+"""Heads as drafts of text models, by `TextGenerator` and by the command."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +12,8 @@ from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from forescribe.speculative.errors import LoadError
-from forescribe.text import TextGenerator, presets
+from forescribe.text import TextGenerator
 from forescribe.text.drafts import MTP, HeadDraft
-from forescribe.text.presets import resolve
 from forescribe.text.streaming import Options
 from tests.speculative.drafters.heads import published
 from tests.text.language_models import write
@@ -90,69 +87,3 @@ def test_a_head_of_another_target_is_refused_by_name(
         TextGenerator.load(small, heads["eagle3"], device="cpu")
     with pytest.raises(LoadError, match=r"--draft mtp: .*small has no MTP layer"):
         TextGenerator.load(small, MTP, device="cpu")
-
-
-# -- drafters of other packages -------------------------------------------------------------------------
-
-
-REPEAT = """\
-from forescribe.speculative.types import Draft
-from forescribe.speculative.protocols import Needs
-
-
-class Repeat:
-    needs = Needs()
-
-    def bind(self, target): ...
-    def allocate(self, batch, slots, device): ...
-    def admit(self, rows, tokens, requests, taps): ...
-    def catch_up(self, rows, start, count): ...
-    def observe(self, rows, draft, scores, verdict): ...
-
-    def forwards(self, gamma):
-        return 0
-
-    def propose(self, rows, gamma):
-        return Draft(rows.pending().repeat(1, gamma), rows.lengths * 0 + gamma)
-
-
-def make(setting):
-    return Repeat()
-"""
-
-
-@pytest.fixture
-def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed distribution with a drafter in its module."""
-    (tmp_path / "repeating_drafts.py").write_text(REPEAT)
-    folder = tmp_path / "repeating_drafts-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: repeating-drafts\nVersion: 1.0\n"
-    )
-    points = ["repeat = repeating_drafts:make", "broken = repeating_drafts:nothing"]
-    points.append("wrong = repeating_drafts:Draft.__name__.upper")
-    (folder / "entry_points.txt").write_text("[forescribe.drafters]\n" + "\n".join(points))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "repeating_drafts", raising=False)
-    return tmp_path
-
-
-def test_the_drafter_of_the_documentation_is_found_and_drafts(
-    another_package: Path, target: Path
-) -> None:
-    assert presets.names() == ["broken", "repeat", "wrong"]
-    assert resolve(str(target), "repeat").draft == "repeat"
-    made = TextGenerator.load(target, "repeat", gamma=2, batch=2, device="cpu")
-    plain = TextGenerator.load(target, device="cpu")
-    options = Options(max_tokens=20)
-    assert [d.ids for d in made.generate(PROMPTS, options)] == [
-        d.ids for d in plain.generate(PROMPTS, options)
-    ]
-    assert made.stats.drafted > 20
-
-
-def test_a_name_that_nobody_has_is_refused(another_package: Path) -> None:
-    setting: Any = None
-    with pytest.raises(LoadError, match="--draft repeats is no drafter; of other packages: broken"):
-        presets.create("repeats", setting)

@@ -22,7 +22,6 @@ from forescribe.speculative.engine import runner
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.testing import TinyModel
-from forescribe.text.universal import UniversalDrafter
 
 from .heads.test_head_rounds import _own_layers, _windowed
 
@@ -41,16 +40,6 @@ class Repeating(TinyModel):
         return super()._read(values, sees & ~pad(sees[..., 1:], (0, 1)), encoder_states)
 
 
-class Letters:
-    """A vocabulary in which every token is a letter."""
-
-    def decode(self, ids: Any) -> str:
-        return "".join(chr(0x4E00 + i) for i in ids)
-
-    def bare(self, text: str) -> list[int]:
-        return [ord(c) - 0x4E00 for c in text]
-
-
 def drafting(confidence: float) -> ModelDrafter:
     return ModelDrafter(Repeating(), confidence=confidence)
 
@@ -59,9 +48,6 @@ DRAFTERS: dict[str, Callable[[float], Any]] = {
     "model": drafting,
     "routed": lambda confidence: RoutingDrafter(
         [drafting(confidence), drafting(confidence)], lambda request: request.tag % 2, skips=True
-    ),
-    "through text": lambda confidence: UniversalDrafter(
-        Repeating(), Letters(), (), Letters(), None, 11
     ),
     "ngram": lambda confidence: NgramDrafter(early=True),
     "ngram of one size": lambda confidence: NgramDrafter(),

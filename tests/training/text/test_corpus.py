@@ -39,18 +39,6 @@ def test_minutes_name_only_people_who_are_present_and_give_every_subject_an_acti
         assert not re.search(r"\b[Aa] [aeiou]", "\n".join(lines))
 
 
-def test_picking_follows_an_order_that_the_turn_decides():
-    rng = random.Random(1)
-    words = [str(n) for n in range(20)]
-    drawn = [minutes.pick(rng, words, "sales") for _ in range(2000)]
-    shares = sorted((drawn.count(w) / len(drawn) for w in words), reverse=True)
-    weights = [(rank + 1) ** -minutes.STEEPNESS for rank in range(20)]
-    assert shares[0] == pytest.approx(weights[0] / sum(weights), abs=0.05)
-    first = max(words, key=drawn.count)
-    other = [minutes.pick(rng, words, "legal") for _ in range(2000)]
-    assert max(words, key=other.count) != first
-
-
 def test_a_word_is_held_out_with_its_definition_and_its_example():
     asked = [f"word{'abcdefghij'[n % 10]}{'abcdefghij'[n // 10]}" for n in range(100)]
     sides = set()
