@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from ..errors import clipped
 
@@ -33,16 +33,16 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value of JSON."""
 
 State = Literal["decoded", "silent", "failed"]
-STATES: tuple[State, ...] = ("decoded", "silent", "failed")
+STATES = get_args(State)
 """What became of samples."""
 
 TokenSource = Literal["accepted", "correction", "bonus", "plain", "guessed"]
-TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "plain", "guessed")
+TOKEN_SOURCES = get_args(TokenSource)
 """Where a token comes from: drafted and accepted; the target's own after a rejection, after full
 acceptance, or in a round without drafts."""
 
 CorrectionSource = Literal["terms", "replacements"]
-CORRECTION_SOURCES: tuple[CorrectionSource, ...] = ("terms", "replacements")
+CORRECTION_SOURCES = get_args(CorrectionSource)
 """What has changed words: a list of terms that the model agrees to, or replacements of texts."""
 
 
@@ -293,17 +293,13 @@ class Notice:
     """A warning for readers of the result, stored in the transcript.
 
     `message` is complete. For programs, `count` says how many times it applies, and `places` where, in
-    seconds, for the first few of several. Raises ValueError for a count below 1.
+    seconds, for the first few of several.
     """
 
     code: str
     message: str
     count: int = 1
     places: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"a notice that applies {self.count} times")
 
 
 class Contents(Protocol):
