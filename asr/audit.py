@@ -67,8 +67,6 @@ class Float32:
 
 @dataclass(frozen=True)
 class Report:
-    """The audit of one recording."""
-
     source: str
     windows: int = 0
     tokens: int = 0

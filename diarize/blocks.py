@@ -17,7 +17,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Notice
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from .diarizer import (
     MOST_SPEAKERS,
@@ -58,7 +58,7 @@ def diarize_blocks(
         several = bool(done) or (sample_count or 0) > len(block)
         # A speaker may be missing from a block, so only the upper bound applies to it.
         own = Bounds(at_most=bounds.most) if several else bounds
-        done.append(diarizer.diarize(block, own, _part(hook, start, len(block), sample_count)))
+        done.append(diarizer.diarize(block, own, _part(hook, start, len(block), sample_count or 0)))
         start += len(block)
     if not done:
         return diarizer.diarize(np.zeros(0, np.float32), bounds, hook)
@@ -83,15 +83,10 @@ def split_into_blocks(
 
 
 def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
-    """Join the diarizations of consecutive blocks."""
     engine = blocks[0].engine
     voices = [(n, voice) for n, block in enumerate(blocks) for voice in _voices(block)]
-    numbers = link_voices(
-        voices,
-        engine.thresholds.possible,
-        least=bounds.least,
-        most=bounds.most,
-    )
+    alike = engine.thresholds.possible
+    numbers = link_voices(voices, alike, least=bounds.least, most=bounds.most)
     regular, exclusive = list[Turns](), list[Turns]()
     offset = 0
     for n, block in enumerate(blocks):
@@ -100,13 +95,15 @@ def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
         regular.append(block.regular.renamed(names).shifted(offset))
         exclusive.append(block.exclusive.renamed(names).shifted(offset))
         offset += block.sample_count
+    # The number of speakers in a block says nothing about the recording.
+    found = {n: None for block in blocks for n in block.warnings if n.code != "speaker_count"}
+    notices = (*found, *bounds.notices(len(set(numbers))))
+    means = []
+    for number in sorted(set(numbers)):
+        own_voices = [v for (_, v), n in zip(voices, numbers, strict=True) if n == number]
+        means.append(mean_voice(str(number), own_voices))
     return Diarization.of(
-        _chained(regular),
-        _chained(exclusive),
-        _means(voices, numbers),
-        offset,
-        engine,
-        _notices(blocks, len(set(numbers)), bounds),
+        _chained(regular), _chained(exclusive), tuple(means), offset, engine, notices
     )
 
 
@@ -124,7 +121,7 @@ def link_voices(
     are never joined; therefore the bounds may be missed.
     """
     people = [
-        _Person([n], _direction(voice) * max(1, voice.samples), {place})
+        _Person([n], voice.vector.astype(np.float64) * max(1, voice.samples), {place})
         for n, (place, voice) in enumerate(voices)
         if voice.vector is not None
     ]
@@ -164,36 +161,15 @@ def _voices(block: Diarization) -> list[Voice]:
     ]
 
 
-def _means(voices: list[tuple[int, Voice]], numbers: list[int]) -> tuple[Voice, ...]:
-    found = []
-    for number in sorted(set(numbers)):
-        own = [voice for (_, voice), n in zip(voices, numbers, strict=True) if n == number]
-        found.append(mean_voice(str(number), own))
-    return tuple(found)
-
-
 def _chained(parts: list[Turns]) -> Turns:
     """Join turns that were cut at the boundary between two blocks."""
     return Turns(tuple(turn for part in parts for turn in part)).joined()
 
 
-def _notices(blocks: list[Diarization], count: int, bounds: Bounds) -> tuple[Notice, ...]:
-    # The number of speakers in a block says nothing about the recording.
-    found = {n: None for block in blocks for n in block.warnings if n.code != "speaker_count"}
-    return (*found, *bounds.notices(count))
-
-
-def _part(hook: StageHook, start: int, length: int, total: int | None) -> StageHook:
-    """Report a block's progress as part of the recording's. If the length is unknown, every block
-    counts up to one half, so that the hook is called and can cancel."""
-    if total is None:
-        return lambda step, done: hook(step, 0.5 * done)
+def _part(hook: StageHook, start: int, length: int, total: int) -> StageHook:
+    """Report a block's progress as part of the recording's, or of what was read if that is longer."""
     whole = max(total, start + length)
-
-    def report(step: str, done: float) -> None:
-        hook(step, (start + done * length) / whole)
-
-    return report
+    return lambda step, done: hook(step, (start + done * length) / whole)
 
 
 @dataclass
@@ -219,8 +195,3 @@ def _nearest(people: Sequence[_Person]) -> tuple[float, _Person, _Person] | None
         if not people[a].places & people[b].places
     ]
     return max(pairs, key=lambda pair: pair[0], default=None)
-
-
-def _direction(voice: Voice) -> NDArray[np.float64]:
-    assert voice.vector is not None
-    return voice.vector.astype(np.float64)

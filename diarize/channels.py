@@ -14,11 +14,11 @@ import tempfile
 import wave
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,6 @@ from forescribe.asr.formats.transcript_parts import (
     Span,
     State,
     Turn,
-    Word,
 )
 from forescribe.speculative.requests import Stats
 
@@ -67,11 +66,9 @@ class ChannelTranscriber:
         return self.transcriber.batch
 
     def set_batch(self, size: int) -> None:
-        """As of the transcriber."""
         self.transcriber.set_batch(size)
 
     def stats(self) -> Stats | None:
-        """As of the transcriber."""
         return self.transcriber.stats()
 
     def transcribe(
@@ -135,41 +132,54 @@ def split_channels(source: Path, folder: Path) -> list[Path]:
     files cannot be written, and the errors of opening a recording.
     """
     name = str(source)
-    with open_path(source, name) as file:
-        reader = open_container(file, name)
-        files: list[wave.Wave_write] = []
-        try:
-            paths: list[Path] = []
-            filters: list[Resampler] = []
-            rate = 0
-            for block in reader.read():
-                if not files:
-                    count = block.samples.shape[1]
-                    if count < 2:
-                        raise UsageError(
-                            f"{name} has one channel: there is nothing to split; leave the option out"
-                        )
-                    paths = [folder / f"{source.stem}.channel-{n}.wav" for n in range(count)]
-                    with temporary_errors(folder):
-                        files = [_opened(path) for path in paths]
-                if block.samples.shape[1] != len(files):
-                    raise AudioError(f"{name}: its number of channels changes midway")
-                with temporary_errors(folder):
-                    if block.rate != rate:
-                        _finish(files, filters)
-                        rate, filters = block.rate, [Resampler(block.rate) for _ in files]
-                    for n, (out, chosen) in enumerate(zip(files, filters, strict=True)):
-                        _append(out, chosen.push(_sound(block.samples[:, n])))
-            with temporary_errors(folder):
-                _finish(files, filters)
-        finally:
-            reader.close()
-            with temporary_errors(folder):
-                for out in files:
-                    out.close()
-    if not paths:
+    channels: list[_ChannelFile] = []
+    with ExitStack() as ends:
+        reader = open_container(ends.enter_context(open_path(source, name)), name)
+        ends.enter_context(temporary_errors(folder))
+        ends.callback(reader.close)
+        for block in reader.read():
+            count = block.samples.shape[1]
+            if count < 2:
+                raise UsageError(
+                    f"{name} has one channel: there is nothing to split; leave the option out"
+                )
+            if not channels:
+                paths = [folder / f"{source.stem}.channel-{n}.wav" for n in range(count)]
+                channels = [ends.enter_context(closing(_ChannelFile(path))) for path in paths]
+            if count != len(channels):
+                raise AudioError(f"{name}: its number of channels changes midway")
+            for n, channel in enumerate(channels):
+                channel.write(block.samples[:, n], block.rate)
+    if not channels:
         raise AudioError(f"{name}: no sound could be decoded")
-    return paths
+    return [channel.path for channel in channels]
+
+
+class _ChannelFile:
+    """The 16 kHz WAV file of a channel. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._resampler = Resampler(SAMPLE_RATE)
+        self._out = wave.open(str(path), "wb")
+        self._out.setnchannels(1)
+        self._out.setsampwidth(2)
+        self._out.setframerate(SAMPLE_RATE)
+
+    def write(self, samples: NDArray[np.float32], rate: int) -> None:
+        """Add the next samples; NaN, infinity and values out of range become zeros."""
+        if rate != self._resampler.rate:
+            self._append(self._resampler.finish())
+            self._resampler = Resampler(rate)
+        sound = np.where(np.abs(samples) < LOUDEST, samples, 0)
+        self._append(self._resampler.push(np.ascontiguousarray(sound, np.float32)))
+
+    def close(self) -> None:
+        with closing(self._out):
+            self._append(self._resampler.finish())
+
+    def _append(self, samples: NDArray[np.float32]) -> None:
+        self._out.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
 
 
 def merge_channels(transcripts: Sequence[Transcript], names: Sequence[str]) -> Transcript:
@@ -211,34 +221,10 @@ def _path(source: Input) -> Path:
     return Path(source)
 
 
-def _opened(path: Path) -> wave.Wave_write:
-    out = wave.open(str(path), "wb")
-    out.setnchannels(1)
-    out.setsampwidth(2)
-    out.setframerate(SAMPLE_RATE)
-    return out
-
-
-def _finish(files: Sequence[wave.Wave_write], filters: Sequence[Resampler]) -> None:
-    for out, chosen in zip(files, filters, strict=False):  # before the first block there is none
-        _append(out, chosen.finish())
-
-
-def _sound(samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Replace NaN, infinity and values out of range by zeros."""
-    return np.ascontiguousarray(np.where(np.abs(samples) < LOUDEST, samples, 0), np.float32)
-
-
-def _append(out: wave.Wave_write, samples: NDArray[np.float32]) -> None:
-    out.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
-
-
 def _spoken_by(segment: Segment, name: str) -> Segment:
-    def own(word: Word) -> Word:
-        return replace(word, speaker=name, speaker_confidence=1.0, overlap=None)
-
-    words = None if segment.words is None else tuple(own(word) for word in segment.words)
-    return replace(segment, speaker=name, speaker_confidence=1.0, words=words)
+    who: dict[str, Any] = {"speaker": name, "speaker_confidence": 1.0}
+    words = segment.words and tuple(replace(word, **who, overlap=None) for word in segment.words)
+    return replace(segment, **who, words=words)
 
 
 def _turns(segments: Sequence[Segment]) -> Turns:

@@ -12,7 +12,7 @@ from itertools import pairwise, starmap
 from operator import attrgetter
 from string import ascii_uppercase
 
-from forescribe.asr.formats.transcript_parts import Turn
+from forescribe.asr.formats.transcript_parts import Turn, shifted
 
 UNKNOWN = "unknown"
 """The speaker of a turn of which it is doubtful whose it is."""
@@ -62,7 +62,6 @@ class Turns:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """In order of first appearance."""
         return tuple(dict.fromkeys(map(attrgetter("speaker"), self.turns)))
 
     def samples_of(self, speaker: str) -> int:
@@ -80,13 +79,7 @@ class Turns:
         )
 
     def shifted(self, samples: int) -> Turns:
-        """Move turns later by so many samples."""
-        return Turns(
-            tuple(
-                replace(t, start_sample=t.start_sample + samples, end_sample=t.end_sample + samples)
-                for t in self
-            )
-        )
+        return Turns(tuple(shifted(turn, samples) for turn in self))
 
     def renamed(self, names: Mapping[str, str]) -> Turns:
         """Rename the speakers in `names`; the others keep their names."""

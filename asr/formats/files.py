@@ -184,7 +184,6 @@ def json_(transcript: Contents) -> str:
 
 
 def rttm(transcript: Contents) -> str:
-    """Return the turns of a transcript; empty without turns."""
     return format_turns(transcript.turns, str(transcript.settings.get(RECORDING, RECORDING)))
 
 

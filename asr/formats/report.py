@@ -151,7 +151,6 @@ class Reports:
 
 
 def render_page(transcript: Transcript, title: str, sound: Sound) -> str:
-    """Return the page of one recording."""
     data: dict[str, Json] = {
         "title": title,
         # The browser stores the names that a reader gives to speakers under this key.
@@ -210,7 +209,6 @@ INDEX_COLUMNS = ("Recording", "Result", "Language", "Length", "Speed", "Drafts a
 
 
 def render_index(rows: Iterable[str]) -> str:
-    """Return the page with a list of reports; it has no program."""
     policy = f"default-src 'none'; style-src {_hash(_style())}; base-uri 'none'"
     head = "".join(f'<th scope="col">{column}</th>' for column in INDEX_COLUMNS)
     body = "\n".join(rows)
@@ -236,14 +234,12 @@ def view(name: str) -> str:
 
 
 def _status(transcript: Transcript) -> str:
-    """The status of a recording that was transcribed."""
     status = "done" if transcript.segments else "no speech"
     count = len(transcript.warnings)
     return status if not count else f"{status}, {count} warning{'s' if count > 1 else ''}"
 
 
 def _plain(transcript: Transcript) -> str:
-    """The text for browsers without scripts."""
     warned = "".join(f"Warning: {notice.message}\n" for notice in transcript.warnings)
     return warned + ("\n" if warned else "") + txt(transcript)
 

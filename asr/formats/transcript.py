@@ -315,7 +315,6 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
 
 
 def _segment_from_dict(data: object) -> Segment:
-    """The inverse of `_segment_to_dict`."""
     fields = _Fields(data)
     words = fields("words", list, None)
     return Segment(

@@ -7,10 +7,9 @@ nothing is rounded twice. Knows what a valid part is; nothing of files or of dec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from ..errors import clipped
 
@@ -199,7 +198,6 @@ class Turn(_InSeconds):
 
     @property
     def samples(self) -> int:
-        """The length in samples."""
         return self.end_sample - self.start_sample
 
 
@@ -225,8 +223,16 @@ class Span:
 
     @property
     def samples(self) -> int:
-        """The length in samples."""
         return self.end_sample - self.start_sample
+
+
+Part = TypeVar("Part", Word, Segment, Turn, Span)
+
+
+def shifted(part: Part, samples: int, **others: Any) -> Part:
+    """A part that is so much later, with other values of `others`."""
+    start, end = part.start_sample + samples, part.end_sample + samples
+    return replace(part, start_sample=start, end_sample=end, **others)
 
 
 @dataclass(frozen=True)
@@ -252,12 +258,10 @@ class Coverage:
 
     @property
     def sample_count(self) -> int:
-        """The number of samples of the recording."""
         return self.spans[-1].end_sample if self.spans else 0
 
     @property
     def decoded_samples(self) -> int:
-        """Samples that were decoded."""
         return self._total("decoded")
 
     @property
@@ -323,28 +327,25 @@ def beginning(text: str) -> str:
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
     """The notices within bounds: equal ones are one, with a count; the first `MOST_NOTICES` different ones,
     the last of which counts the others; messages of at most `MESSAGE_LENGTH` characters."""
-    found: dict[tuple[str, str], list[Notice]] = {}
+    found: dict[tuple[str, str], Notice] = {}
     for notice in notices:
-        text = clipped(notice.message.removesuffix(_times(notice.count)), MESSAGE_LENGTH)
-        found.setdefault((notice.code, text), []).append(notice)
-    joined = [_joined(text, equal) for (_, text), equal in found.items()]
+        suffix = _times(notice.count)
+        text = clipped(notice.message.removesuffix(suffix), MESSAGE_LENGTH)
+        equal = found.get((notice.code, text))
+        if equal is None:
+            kept = suffix if notice.message.endswith(suffix) else ""
+            found[notice.code, text] = replace(notice, message=text + kept)
+        else:
+            count = equal.count + notice.count
+            places = (*equal.places, *notice.places)[:PLACES]
+            found[notice.code, text] = Notice(notice.code, text + _times(count), count, places)
+    joined = tuple(found.values())
     if len(joined) <= MOST_NOTICES:
-        return tuple(joined)
+        return joined
     rest = joined[MOST_NOTICES - 1 :]
     codes = clipped(", ".join(dict.fromkeys(notice.code for notice in rest)), MESSAGE_LENGTH // 2)
     text = f"{len(rest)} more warnings are left out: {codes}"
     return (*joined[: MOST_NOTICES - 1], Notice("more_warnings", text, len(rest)))
-
-
-def _joined(text: str, equal: Sequence[Notice]) -> Notice:
-    """Equal notices as one with this text; one alone stays as it is."""
-    first = equal[0]
-    if len(equal) == 1:
-        suffix = _times(first.count) if first.message.endswith(_times(first.count)) else ""
-        return replace(first, message=text + suffix)
-    count = sum(notice.count for notice in equal)
-    places = tuple(chain.from_iterable(notice.places for notice in equal))[:PLACES]
-    return Notice(first.code, text + _times(count), count, places)
 
 
 def _times(count: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ..decode.options import Guards, Options
 from ..errors import ForescribeError, UsageError
 from ..formats.transcript import Transcript
+from ..formats.transcript_parts import SAMPLE_RATE
 from .commit import RULES, Delay, LiveWord
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class TurnDetection:
             raise UsageError(f"unknown eagerness {self.eagerness!r}; known: {known}")
 
     @property
+    def prefix(self) -> int:
+        """Samples before a voice."""
+        return round(self.prefix_s * SAMPLE_RATE)
+
+    @property
     def longest_silence_s(self) -> float:
         """The silence after which a turn ends in any case."""
         if self.eagerness is None:
@@ -76,6 +82,11 @@ class LiveOptions:
             raise UsageError(f"unknown delay {self.delay!r}; known: {', '.join(RULES)}")
         if self.options.redact:
             raise UsageError("live text is shown while it is decoded; it cannot be redacted")
+
+    @property
+    def threshold(self) -> float:
+        """From which on a frame has a voice."""
+        return TurnDetection.threshold if self.turns is None else self.turns.threshold
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..decode.driver import Session
+from ..decode.requests import settled_language
 from ..decode.results import Decoded
 from ..decode.sources import Kept
 from ..decode.text import texts_of, tokens_of
 from ..formats.transcript import Transcript
+from ..formats.transcript_parts import SAMPLE_RATE
 from ..model.speech_model import SpeechModel
 from ..segment.cutter import Cutter
 from ..segment.windows import Samples, Window
 from ..words.assembly import split_words
 from .commit import Committer, LiveWord
-from .passes import Bindings, Kind, Pass, guess_from, kept_language
+from .passes import Bindings, Kind, Pass, guess_from
+
+LEAST_SPEECH = 2 * SAMPLE_RATE
+"""Samples of speech from which on a detected language is kept for the item's tentative windows."""
 
 SENTENCE_ENDS = (".", "?", "!", "…", "。", "？", "！")
 
@@ -133,8 +138,8 @@ class LiveItem:
             self._tentative[decoded.start, decoded.end] = decoded
         # Answers of windows that have moved were needed for the guesses of this pass only.
         self._tentative = {s: d for s, d in self._tentative.items() if s in self._spans}
-        if self._language is None:
-            self._language = kept_language(ended.submission, self.heard)
+        if self._language is None and self.heard >= LEAST_SPEECH:
+            self._language = settled_language(ended.submission)
         answers = [self._tentative[span] for span in sorted(self._tentative)]
         if answers and self.guesses:
             last = answers[-1].tokens
@@ -176,9 +181,7 @@ class LiveItem:
     def _guessed(self, window: Window, whisper: SpeechModel, *, tentative: bool = False) -> Window:
         """The window with what was written of it before as a guess."""
         earlier = [d for (start, _), d in self._tentative.items() if start == window.start]
-        if not self.guesses:
-            return window
-        if not window.speech or not earlier or earlier[-1].doubt is not None:
+        if not (self.guesses and window.speech and earlier) or earlier[-1].doubt is not None:
             return window
         guess = guess_from(whisper, earlier[-1])
         begin = whisper.tokens.timestamp_begin

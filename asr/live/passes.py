@@ -24,7 +24,7 @@ from ..decode.context import DecodingContext
 from ..decode.driver import Session
 from ..decode.options import Guards, Options
 from ..decode.recording import Submission
-from ..decode.requests import BoundOptions, bind, settled_language
+from ..decode.requests import BoundOptions, bind
 from ..decode.results import Decoded, Outcome, Part
 from ..decode.sources import WindowSource
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
@@ -39,9 +39,6 @@ CUT_TOKENS = 3
 the audio is nearly always another one when more of it is there."""
 
 PUNCTUATION = frozenset(string.punctuation + "…")
-
-LEAST_SPEECH = 2 * SAMPLE_RATE
-"""Samples of speech from which on a detected language is kept for the item's tentative windows."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +102,11 @@ class Pass:
 
     @property
     def rounds(self) -> int:
-        """Rounds of the rows that it decoded."""
-        return sum(decoded.result.rounds for decoded in self._own())
+        return sum(decoded.result.rounds for decoded in self.decoded)
 
     @property
-    def decoded(self) -> int:
+    def decoded(self) -> list[Decoded]:
         """Windows that it decoded, further parts of them included."""
-        return len(self._own())
-
-    def _own(self) -> list[Decoded]:
         known = {window.index for window in self.windows}
         answers = () if self.outcome is None else self.outcome.decoded
         return [decoded for decoded in answers if decoded.index in known]
@@ -126,9 +119,3 @@ def guess_from(whisper: SpeechModel, decoded: Decoded) -> tuple[int, ...]:
     while tokens and set(whisper.tokenizer.decode(tokens[-1:]).strip()) <= PUNCTUATION:
         tokens.pop()
     return tuple(tokens)
-
-
-def kept_language(recording: Submission, heard: int) -> str | None:
-    """The language of an item's further tentative windows; None while it is doubtful or too little was
-    said."""
-    return None if heard < LEAST_SPEECH else settled_language(recording)

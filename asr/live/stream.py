@@ -48,7 +48,6 @@ from .events import (
     SpeechStarted,
     SpeechStopped,
     Tell,
-    TurnDetection,
 )
 from .item import LiveItem
 from .passes import Bindings, Pass
@@ -83,8 +82,8 @@ class LiveStream:
         self.stats = LiveStats()
         self._tell = tell
         self._bindings = Bindings.of(options.options, session.context)
-        self._voice = Voice(session.context.voice_detector(), _threshold(options.turns))
-        self._steps = Steps()
+        self._voice = Voice(session.context.voice_detector(), options.threshold)
+        self._waiting = np.zeros(0, np.float32)  # samples that make no step yet
         self._changed = threading.Condition()  # of the next two; held for moments
         self._working = False
         self._answers: deque[tuple[LiveItem, Pass]] = deque()  # that wait to be read
@@ -100,17 +99,17 @@ class LiveStream:
         bindings = Bindings.of(options.options, self.session.context)
         with self._turn():
             self.options, self._bindings = options, bindings
-            self._voice.threshold = _threshold(options.turns)
+            self._voice.threshold = options.threshold
 
     @property
     def received_s(self) -> float:
         """Audio so far, in seconds."""
-        return (self._voice.position + len(self._steps.rest)) / SAMPLE_RATE
+        return (self._voice.position + len(self._waiting)) / SAMPLE_RATE
 
     @property
     def wanted(self) -> int:
         """How many more samples make a step; with less nothing happens."""
-        return STEP - len(self._steps.rest)
+        return STEP - len(self._waiting)
 
     @property
     def behind_s(self) -> float:
@@ -126,26 +125,29 @@ class LiveStream:
     def feed(self, samples: Samples) -> None:
         """Take the next samples [T], mono at 16 kHz. Values that are not finite become 0."""
         clean = np.nan_to_num(np.asarray(samples, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
-        for step in () if self._closed else self._steps.push(clean):
+        joined = np.concatenate([self._waiting, clean])
+        whole = len(joined) - len(joined) % STEP
+        self._waiting = joined[whole:].copy()
+        for at in range(0, whole, STEP):
             with self._turn():
                 if self._closed:
                     return
-                self._push(step)
+                self._push(joined[at : at + STEP])
 
     def commit(self) -> int | None:
         """End the item with the samples so far; its number. None, and nothing happens, where there are less
         than 0.1 s of it."""
         with self._turn():
-            waiting = len(self._steps.rest)
-            if waiting + (0 if self._item is None else self._item.length) < SHORTEST:
+            length = 0 if self._item is None else self._item.length
+            if len(self._waiting) + length < SHORTEST:
                 return None
-            self._push(self._steps.last())
+            self._push_waiting()
             return None if self._item is None else self._end_item(self._item)
 
     def clear(self) -> None:
         """Drop the item that is being spoken."""
         with self._turn():
-            self._steps.last()
+            self._waiting = np.zeros(0, np.float32)
             self._before = np.zeros(0, np.float32)
             if self._item is not None:
                 self._item.drop(self.session)
@@ -156,7 +158,7 @@ class LiveStream:
         with self._turn():
             if self._closed:
                 return
-            self._push(self._steps.last())
+            self._push_waiting()
             if self._item is not None:
                 self._end_item(self._item)
             self._closed = True
@@ -197,10 +199,11 @@ class LiveStream:
     def _read_answers(self) -> None:
         """Read what has come, and let the next thread work."""
         try:
-            while (answer := self._next_answer()) is not None:
+            while answer := self._next_answer():
                 self._read_answer(*answer)
         except BaseException:
-            self._rest()
+            with self._changed:
+                self._rest()
             raise
 
     def _next_answer(self) -> tuple[LiveItem, Pass] | None:
@@ -212,9 +215,8 @@ class LiveStream:
             return None
 
     def _rest(self) -> None:
-        with self._changed:
-            self._working = False
-            self._changed.notify_all()
+        self._working = False
+        self._changed.notify_all()
 
     # -- items ------------------------------------------------------------------------------------
 
@@ -229,19 +231,25 @@ class LiveStream:
         spoken = self._voice.push(samples)
         if turns is not None:
             joined = np.concatenate([before, samples])
-            self._before = joined[max(0, len(joined) - _prefix(turns)) :]
+            self._before = joined[max(0, len(joined) - turns.prefix) :]
         if self._item is None and turns is None:
             self._add(self._begin_item(begin), samples, heard=spoken is not None)
         elif self._item is not None:
             item = self._item
             self._add(item, samples, heard=spoken is not None)
-            if turns is not None and self._voice.silence_s >= _silence_s(turns, item):
-                self._end_item(item, turn=True)
+            if turns is not None:
+                enough_s = turns.silence_s if item.sentence_ended else turns.longest_silence_s
+                if self._voice.silence_s >= enough_s:
+                    self._end_item(item, turn=True)
         elif turns is not None and spoken is not None:
-            start = max(begin - len(before), spoken[0] - _prefix(turns))
+            start = max(begin - len(before), spoken[0] - turns.prefix)
             item = self._begin_item(start)
             self._tell(SpeechStarted(item.number, seconds(start)))
             self._add(item, joined[start - begin + len(before) :], heard=True)
+
+    def _push_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, np.zeros(0, np.float32)
+        self._push(waiting)
 
     def _begin_item(self, start: int) -> LiveItem:
         self._number += 1
@@ -358,7 +366,7 @@ class LiveStream:
     def _count(self, ended: Pass) -> None:
         stats, rounds = self.stats, ended.rounds
         stats.passes += 1
-        stats.encoded += ended.decoded
+        stats.encoded += len(ended.decoded)
         stats.rounds += rounds
         if ended.kind == "tentative":
             stats.tentative_passes += 1
@@ -388,37 +396,4 @@ class Voice:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the last voice."""
         return (self.position - self.last_voice) / SAMPLE_RATE
-
-
-class Steps:
-    """Cuts arriving samples into steps of `STEP`; `rest` waits for more."""
-
-    def __init__(self) -> None:
-        self.rest = np.zeros(0, np.float32)
-
-    def push(self, samples: Samples) -> Iterator[Samples]:
-        joined = np.concatenate([self.rest, samples])
-        whole = len(joined) - len(joined) % STEP
-        self.rest = joined[whole:].copy()
-        for at in range(0, whole, STEP):
-            yield joined[at : at + STEP]
-
-    def last(self) -> Samples:
-        """What is left."""
-        rest, self.rest = self.rest, np.zeros(0, np.float32)
-        return rest
-
-
-def _threshold(turns: TurnDetection | None) -> float:
-    return TurnDetection.threshold if turns is None else turns.threshold
-
-
-def _prefix(turns: TurnDetection) -> int:
-    return round(turns.prefix_s * SAMPLE_RATE)
-
-
-def _silence_s(turns: TurnDetection, item: LiveItem) -> float:
-    """The silence that ends a turn now."""
-    return turns.silence_s if item.sentence_ended else turns.longest_silence_s

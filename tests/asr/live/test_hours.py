@@ -144,7 +144,7 @@ def test_turns_have_the_times_of_the_audio_to_the_end(engine: Engine, minutes: i
     stream = talk(engine, told, LiveOptions(turns=TurnDetection(silence_s=0.5)))
     for _ in range(minutes):
         fed(engine, stream, samples=speech(60, every_s=6, lasting_s=2.5))
-        assert len(stream._steps.rest) < STEP and len(stream._before) <= 0.3 * RATE
+        assert len(stream._waiting) < STEP and len(stream._before) <= 0.3 * RATE
         assert stream._item is None or stream._item.length < 4 * RATE
         assert len(stream._ending) <= 1
     stream.finish()

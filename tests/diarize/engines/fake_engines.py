@@ -70,11 +70,6 @@ def sound(*parts: tuple[float, float]) -> Samples:
     )
 
 
-def make_level(device: str) -> LevelDiarizer:
-    """An entry point's factory."""
-    return LevelDiarizer()
-
-
 def community_folder(folder: Path) -> Path:
     """A folder like community-1's: the same classes with random weights, small or in full size, in
     checkpoints as written by pyannote's trainer. The random segmentation finds overlapping speakers."""

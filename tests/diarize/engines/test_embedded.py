@@ -224,7 +224,8 @@ def test_networks_on_a_card_run_on_a_stream_of_their_own(
     assert len(set(streams)) == 1 and cuda.default not in streams and len(streams) > 1
     assert cuda.current is cuda.default
     monkeypatch.undo()
-    assert found.to_dict() == diarizer.diarize(samples).to_dict()
+    plain = diarizer.diarize(samples)
+    assert (found.regular, found.exclusive) == (plain.regular, plain.exclusive)
 
 
 def conversations(count: int, seconds: float) -> Iterator[tuple[np.ndarray, Turns]]:
