@@ -11,11 +11,8 @@ and neither are voices without a vector. Knows nothing of files.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
@@ -29,6 +26,7 @@ from .diarizer import (
     Voice,
     ignore_progress,
 )
+from .engines.clustering import Floats, unit
 from .turns import Turns
 
 BLOCK = 30 * 60 * SAMPLE_RATE
@@ -120,27 +118,35 @@ def link_voices(
     are more than `most` persons, but never below `least`. Two voices of one place, which is a block,
     are never joined; therefore the bounds may be missed.
     """
-    people = [
-        _Person([n], voice.vector.astype(np.float64) * max(1, voice.samples), {place})
-        for n, (place, voice) in enumerate(voices)
-        if voice.vector is not None
-    ]
-    alone = [n for n, (_, voice) in enumerate(voices) if voice.vector is None]
-    while len(people) > least:
-        pair = _nearest(people)
-        if pair is None or (pair[0] < alike and len(people) <= most):
+    heard = [n for n, (_, voice) in enumerate(voices) if voice.vector is not None]
+    groups, places = [[n] for n in heard], [voices[n][0] for n in heard]
+    # Of each person the sum of vectors, weighted by speech: its direction is the mean voice.
+    totals = np.array([_weighted(voices[n][1]) for n in heard])  # [P, D]
+    apart = np.array([[one == other for one in places] for other in places])  # [P, P]
+    while len(groups) > least:
+        directions = unit(totals)
+        pairs = np.triu(~apart, 1)
+        cosines = np.where(pairs, directions @ directions.T, -np.inf)
+        one, other = divmod(int(cosines.argmax()), len(groups))
+        if not pairs.any() or (cosines[one, other] < alike and len(groups) <= most):
             break
-        _, one, other = pair
-        one.members += other.members
-        one.total = one.total + other.total
-        one.places |= other.places
-        people = [person for person in people if person is not other]
-    groups = [person.members for person in people] + [[n] for n in alone]
+        groups[one] += groups.pop(other)
+        totals[one] += totals[other]
+        apart[one] |= apart[other]
+        apart[:, one] = apart[one]
+        totals, apart = np.delete(totals, other, 0), np.delete(apart, other, 0)
+        apart = np.delete(apart, other, 1)
+    groups += [[n] for n, (_, voice) in enumerate(voices) if voice.vector is None]
     numbers = [0] * len(voices)
     for number, members in enumerate(sorted(groups, key=min)):
         for n in members:
             numbers[n] = number
     return numbers
+
+
+def _weighted(voice: Voice) -> Floats:
+    assert voice.vector is not None
+    return voice.vector.astype(np.float64) * max(1, voice.samples)
 
 
 def mean_voice(name: str, voices: Iterable[Voice]) -> Voice:
@@ -170,28 +176,3 @@ def _part(hook: StageHook, start: int, length: int, total: int) -> StageHook:
     """Report a block's progress as part of the recording's, or of what was read if that is longer."""
     whole = max(total, start + length)
     return lambda step, done: hook(step, (start + done * length) / whole)
-
-
-@dataclass
-class _Person:
-    """The voices of one speaker and their sum, weighted by speech."""
-
-    members: list[int]
-    total: NDArray[np.float64]  # [D]; its direction is the mean voice
-    places: set[Hashable]
-
-
-def _nearest(people: Sequence[_Person]) -> tuple[float, _Person, _Person] | None:
-    """The two most similar persons that may be joined, with their cosine."""
-    if len(people) < 2:
-        return None
-    rows = np.stack(
-        [person.total / max(float(np.linalg.norm(person.total)), 1e-9) for person in people]
-    )
-    cosines = rows @ rows.T
-    pairs = [
-        (float(cosines[a, b]), people[a], people[b])
-        for a, b in combinations(range(len(people)), 2)
-        if not people[a].places & people[b].places
-    ]
-    return max(pairs, key=lambda pair: pair[0], default=None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -113,7 +112,7 @@ class Engine:
     name: str
     encoder: str | None = None
     thresholds: SimilarityThresholds = SimilarityThresholds(same=0.7, possible=0.5)
-    details: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
+    details: Mapping[str, Json] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Json]:
         return {"name": self.name, "encoder": self.encoder, **self.details}

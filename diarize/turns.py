@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise, starmap
+from itertools import starmap
 from operator import attrgetter
 from string import ascii_uppercase
 
@@ -38,7 +38,7 @@ def is_label(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Turns:
-    """Turns sorted by start. They may overlap; those of `exclusive()` do not."""
+    """Turns sorted by start, which may overlap."""
 
     turns: tuple[Turn, ...] = ()
 
@@ -102,24 +102,3 @@ class Turns:
             last[turn.speaker] = len(found)
             found.append(turn)
         return Turns(tuple(found))
-
-    def exclusive(self) -> Turns:
-        """Keep one speaker at a time: in an overlap, the one who spoke first.
-
-        For engines that do not determine the dominant speaker of an overlap.
-        """
-        borders = sorted({b for turn in self for b in (turn.start_sample, turn.end_sample)})
-        found: list[tuple[int, int, str]] = []
-        holder: str | None = None
-        waiting = 0
-        active: list[Turn] = []  # in the order of their starts
-        for start, end in pairwise(borders):
-            active = [turn for turn in active if turn.end_sample > start]
-            while waiting < len(self.turns) and self.turns[waiting].start_sample <= start:
-                active.append(self.turns[waiting])
-                waiting += 1
-            if holder not in {turn.speaker for turn in active}:
-                holder = active[0].speaker if active else None
-            if holder is not None:
-                found.append((start, end, holder))
-        return Turns.of(found).joined()

@@ -5,8 +5,7 @@ needs decoding again; its lines end with "\n". RTTM says who speaks when, for di
 
     SPEAKER <recording> 1 <start> <duration> <NA> <NA> <speaker> <NA> <NA>
 
-Files are UTF-8 without BOM, and appear whole or not at all. `read_reference_text` reads the words of a script
-or an earlier transcript in any of the formats. Knows formats, names and folders; nothing of how
+Files are UTF-8 without BOM, and appear whole or not at all. Knows formats, names and folders; nothing of how
 a transcript was made.
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -22,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from ..storage.locations import is_url
@@ -46,10 +43,6 @@ OF_SPEAKERS = frozenset({"rttm"})
 
 LARGEST = 16 << 20
 """Bytes of a text: more than any recording has words."""
-
-_TIMES = re.compile(r"^\s*(\d+:)?\d+:\d+[.,]\d+\s*-->")
-_TAG = re.compile(r"</?[a-zA-Z][^>]*>|\{\\[^}]*\}")
-_BLOCK = re.compile(r"^(WEBVTT|NOTE|STYLE|REGION)\b")
 
 Render = Callable[..., str | bytes]
 """A transcript in a format. Those that are `TITLED` also take a title."""
@@ -229,16 +222,8 @@ def read_text(option: str, path: str | Path) -> str:
 
 
 def read_reference_text(path: str | Path) -> str:
-    """The words of a file: txt, srt, vtt, tsv or json by its name, any other as plain text. Raises
-    UsageError for a file that cannot be read or holds no text."""
-    content = read_text("--reference-text", path)
-    readers = {".srt": _subtitles, ".vtt": _subtitles, ".json": _json, ".tsv": _tsv}
-    try:
-        words = readers.get(Path(path).suffix.lower(), str)(content).split()
-    except ValueError as error:
-        raise UsageError(
-            f"--reference-text {path} is no transcript: {error}; give its text as .txt"
-        ) from error
+    """The words of a text file. Raises UsageError for one that cannot be read or holds no text."""
+    words = read_text("--reference-text", path).split()
     if not words:
         raise UsageError(f"--reference-text {path} holds no text")
     return " ".join(words)
@@ -274,36 +259,3 @@ def _escaped(text: str) -> str:
 
 def _field(text: str) -> str:
     return "_".join((label(text) or "").split()) or "_"
-
-
-def _subtitles(content: str) -> str:
-    """The text of the cues of SubRip or WebVTT: blocks of lines, of which those after the times count."""
-    texts: list[str] = []
-    for block in re.split(r"\r?\n\s*\r?\n", content):
-        lines = block.splitlines()
-        times = [number for number, line in enumerate(lines) if _TIMES.match(line)]
-        if times and not _BLOCK.match(lines[0]):
-            texts += lines[times[0] + 1 :]
-    return _TAG.sub("", "\n".join(texts))
-
-
-def _tsv(content: str) -> str:
-    """The last column, without the header."""
-    lines = [line.split("\t") for line in content.splitlines() if line.strip()]
-    if lines and lines[0][-1].strip().lower() == "text":
-        lines = lines[1:]
-    return "\n".join(cells[-1] for cells in lines)
-
-
-def _json(content: str) -> str:
-    """`text`, or the texts of `segments`, as this program, openai/whisper and the API write them. Raises
-    ValueError for anything else."""
-    data: Any = json.loads(content)
-    if isinstance(data, dict) and isinstance(data.get("text"), str):
-        return str(data["text"])
-    segments = data.get("segments") if isinstance(data, dict) else data
-    if not isinstance(segments, list) or not all(
-        isinstance(s, dict) and isinstance(s.get("text"), str) for s in segments
-    ):
-        raise ValueError("it has neither `text` nor `segments` with texts")
-    return "\n".join(segment["text"] for segment in segments)

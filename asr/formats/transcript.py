@@ -103,21 +103,19 @@ class Transcript:
                 raise UsageError(
                     f"the name of {old!r} is {name!r}; give a name, or None to take it away"
                 )
-        new: dict[str | None, str | None] = {None: None}
-        new.update({speaker: names.get(speaker, speaker) for speaker in self.speakers})
 
         def called(label: str | None) -> str | None:
-            return new.get(label, label)
+            return None if label is None else names.get(label, label)
 
         segments = tuple(
             replace(
                 s,
-                speaker=new[s.speaker],
+                speaker=called(s.speaker),
                 words=s.words and tuple(word.renamed(called) for word in s.words),
             )
             for s in self.segments
         )
-        turns = tuple(replace(t, speaker=told) for t in self.turns if (told := new[t.speaker]))
+        turns = tuple(replace(t, speaker=told) for t in self.turns if (told := called(t.speaker)))
         return replace(self, segments=segments, turns=turns)
 
     def corrected(self, wrong: str, right: str) -> Transcript:
@@ -163,14 +161,8 @@ class Transcript:
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, *UNREADABLE) as error:
-            lacks = one_line(str(error))
-            if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-                lacks = "it is no JSON"
-            elif isinstance(error, KeyError):
-                lacks = f"it has no {error}"
-            raise UsageError(
-                f"{str(path)!r} is not a transcript of this program: {lacks}"
-            ) from error
+            why = f"it has no {error}" if isinstance(error, KeyError) else one_line(str(error))
+            raise UsageError(f"{str(path)!r} is not a transcript of this program: {why}") from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Transcript:
@@ -193,6 +185,9 @@ class Transcript:
 UNREADABLE = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 """What reading a JSON file that is no transcript may raise."""
 
+FIGURES = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
+"""Of a segment."""
+
 _NEEDED: Mapping[type, str] = {
     dict: "an object",
     list: "a list",
@@ -214,7 +209,7 @@ class _Fields:
 
     def __call__(self, key: str, kind: type, default: object = ...) -> Any:
         """The value of `key`; with a `default` it may lack, or be null."""
-        value = self.data[key] if default is ... else self.data.get(key)
+        value: Any = self.data[key] if default is ... else self.data.get(key)
         if value is None and default is not ...:
             return default
         known = isinstance(value, int | float if kind is float else kind)
@@ -225,6 +220,9 @@ class _Fields:
     def sample(self, key: str) -> int:
         """The sample at a time in seconds."""
         return samples_at(self(key, float))
+
+    def place(self) -> dict[str, Any]:
+        return {"start_sample": self.sample("start"), "end_sample": self.sample("end")}
 
 
 def _brief(value: object) -> str:
@@ -295,10 +293,7 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
         "end": segment.end,
         "text": segment.text,
         "tokens": list(segment.tokens),
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": segment.compression_ratio,
-        "no_speech_prob": segment.no_speech_prob,
+        **{name: getattr(segment, name) for name in FIGURES},
     }
     if segment.doubt is not None:
         data["doubt"] = segment.doubt
@@ -321,14 +316,10 @@ def _segment_from_dict(data: object) -> Segment:
         id=fields("id", int),
         window=fields("window", int),
         window_sample=fields.sample("window_start"),
-        start_sample=fields.sample("start"),
-        end_sample=fields.sample("end"),
+        **fields.place(),
         text=fields("text", str),
         tokens=tuple(map(int, fields("tokens", list))),
-        temperature=fields("temperature", float, None),
-        avg_logprob=fields("avg_logprob", float, None),
-        compression_ratio=fields("compression_ratio", float, None),
-        no_speech_prob=fields("no_speech_prob", float, None),
+        **{name: fields(name, float, None) for name in FIGURES},
         words=None if words is None else tuple(map(_word_from_dict, words)),
         speaker=fields("speaker", str, None),
         speaker_confidence=fields("speaker_confidence", float, None),
@@ -340,8 +331,8 @@ def _segment_from_dict(data: object) -> Segment:
 
 def _correction_from_dict(data: object) -> Correction:
     fields = _Fields(data)
-    texts = (fields(key, str) for key in ("heard", "written", "source"))
-    return Correction(fields("at", int), *texts)
+    heard, written, source = (fields(key, str) for key in ("heard", "written", "source"))
+    return Correction(fields("at", int), heard, written, source)
 
 
 def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
@@ -367,8 +358,7 @@ def _word_from_dict(data: object) -> Word:
     sources = fields("sources", list, None)
     return Word(
         text=fields("word", str),
-        start_sample=fields.sample("start"),
-        end_sample=fields.sample("end"),
+        **fields.place(),
         probability=fields("probability", float, None),
         speaker=fields("speaker", str, None),
         speaker_confidence=fields("speaker_confidence", float, None),
@@ -388,8 +378,8 @@ def turn_to_dict(turn: Turn) -> dict[str, Json]:
 
 def _turn_from_dict(data: object) -> Turn:
     fields = _Fields(data)
-    place = fields.sample("start"), fields.sample("end")
-    return Turn(*place, fields("speaker", str), fields("confidence", float, None))
+    confidence = fields("confidence", float, None)
+    return Turn(**fields.place(), speaker=fields("speaker", str), confidence=confidence)
 
 
 def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
@@ -428,8 +418,7 @@ def _coverage_from_dict(data: object) -> Coverage:
 def _span_from_dict(data: object) -> Span:
     fields = _Fields(data)
     return Span(
-        start_sample=fields.sample("start"),
-        end_sample=fields.sample("end"),
+        **fields.place(),
         state=fields("state", str),
         reason=fields("reason", str, None),
         level_db=fields("level_db", float, None),

@@ -41,7 +41,6 @@ TOKEN_SOURCES = get_args(TokenSource)
 acceptance, or in a round without drafts."""
 
 CorrectionSource = Literal["terms", "replacements"]
-CORRECTION_SOURCES = get_args(CorrectionSource)
 """What has changed words: a list of terms that the model agrees to, or replacements of texts."""
 
 
@@ -81,8 +80,7 @@ class Word(_InSeconds):
     `probability` is None if it was not measured, `speaker` if it is unknown. `speaker_confidence` is the
     share of the evidence for this speaker, 0 to 1; `overlap` is whether other people speak at the same
     time, and `others` are these; the first two are None without diarization. `sources` holds the source of
-    each of its tokens, None if unknown. Raises ValueError unless 0 <= start_sample <= end_sample, and for
-    an unknown source."""
+    each of its tokens, None if unknown. Raises ValueError unless 0 <= start_sample <= end_sample."""
 
     text: str
     start_sample: int
@@ -96,9 +94,6 @@ class Word(_InSeconds):
 
     def __post_init__(self) -> None:
         self._place(self.start_sample, self.end_sample, f"word {self.text!r}")
-        unknown = set(self.sources or ()) - set(TOKEN_SOURCES)
-        if unknown:
-            raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(TOKEN_SOURCES)}")
 
     def renamed(self, name: Callable[[str | None], str | None]) -> Word:
         """With the names of its speakers. Where two have one name it is said once."""
@@ -113,16 +108,12 @@ class Word(_InSeconds):
 @dataclass(frozen=True)
 class Correction:
     """Words that are not as they were heard: `written` from character `at` of a segment's text on, in place
-    of `heard`. `source` says by what: `terms`, or `replacements`. Raises ValueError for another one."""
+    of `heard`. `source` says by what."""
 
     at: int
     heard: str
     written: str
     source: CorrectionSource
-
-    def __post_init__(self) -> None:
-        if self.source not in CORRECTION_SOURCES:
-            raise ValueError(f"unknown source {self.source!r} of a correction")
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,13 +14,11 @@ from io import BytesIO
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..audio.reading import Resampler
+from ..segment.windows import Samples
 
 Kind = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
-
-Samples = NDArray[np.float32]
 
 SCALE = 32768.0
 

@@ -28,14 +28,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from ..decode.driver import Session
-from ..decode.sources import live_source
 from ..decode.text import tokens_of
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
-from ..segment.cutter import Cutter
 from ..segment.vad import FRAME, Detector
 from ..segment.windows import MAX_SAMPLES, Samples, Window
-from .commit import Committer, LiveWord
+from .commit import LiveWord
 from .events import (
     Committed,
     Completed,
@@ -49,8 +47,7 @@ from .events import (
     SpeechStopped,
     Tell,
 )
-from .item import LiveItem
-from .passes import Bindings, Pass
+from .item import Bindings, LiveItem, Pass
 
 TOGETHER = 8
 """Frames that are judged at a time, 256 ms: the detector amplifies quiet stretches, and single frames of
@@ -63,8 +60,6 @@ SHORTEST = SAMPLE_RATE // 10
 
 PAUSE_S = 0.4
 """After this silence the words so far are decoded at once and released: nobody goes on speaking."""
-
-NAME = "live audio"
 
 
 class LiveStream:
@@ -86,7 +81,7 @@ class LiveStream:
         self._waiting = np.zeros(0, np.float32)  # samples that make no step yet
         self._changed = threading.Condition()  # of the next two; held for moments
         self._working = False
-        self._answers: deque[tuple[LiveItem, Pass]] = deque()  # that wait to be read
+        self._answers: deque[Pass] = deque()  # that wait to be read
         self._item: LiveItem | None = None  # that is being spoken
         self._ending: list[LiveItem] = []
         self._number = 0
@@ -100,11 +95,6 @@ class LiveStream:
         with self._turn():
             self.options, self._bindings = options, bindings
             self._voice.threshold = options.threshold
-
-    @property
-    def received_s(self) -> float:
-        """Audio so far, in seconds."""
-        return (self._voice.position + len(self._waiting)) / SAMPLE_RATE
 
     @property
     def wanted(self) -> int:
@@ -200,13 +190,13 @@ class LiveStream:
         """Read what has come, and let the next thread work."""
         try:
             while answer := self._next_answer():
-                self._read_answer(*answer)
+                self._read_answer(answer)
         except BaseException:
             with self._changed:
                 self._rest()
             raise
 
-    def _next_answer(self) -> tuple[LiveItem, Pass] | None:
+    def _next_answer(self) -> Pass | None:
         """The next one; None ends this thread's turn, so that no answer comes in between unread."""
         with self._changed:
             if self._answers:
@@ -253,16 +243,7 @@ class LiveStream:
 
     def _begin_item(self, start: int) -> LiveItem:
         self._number += 1
-        live, detector = self.options, self.session.context.voice_detector()
-        cutter = Cutter(detector, live.options.windows, skip_silence=live.options.vad)
-        self._item = LiveItem(
-            self._number,
-            start,
-            self._bindings,
-            cutter,
-            Committer(live.delay),
-            guesses=live.guesses,
-        )
+        self._item = LiveItem(self._number, start, self._bindings, self.options)
         return self._item
 
     def _add(self, item: LiveItem, samples: Samples, *, heard: bool) -> None:
@@ -294,37 +275,31 @@ class LiveStream:
         """Begin the next pass of an item, if there is a reason for one."""
         if item.current is not None or item.over:
             return
-        whisper = self.session.context.whisper
         step, pause = round(self.options.step_s * SAMPLE_RATE), self._voice.silence_s >= PAUSE_S
-        chosen = item.next_windows(step, pause=pause, whisper=whisper)
-        if chosen is None:
+        started = item.next_pass(step, self._ended, pause=pause)
+        if started is None:
             return
-        kind, windows = chosen
-        bound = item.bindings.tentative if kind == "tentative" else item.bindings.final
-        source = live_source(windows, item.kept, item.hypothesis, whole=kind == "last")
-        item.current = Pass(
-            kind, windows, item.length, item.newest_s, lambda ended: self._ended(item, ended)
-        )
         try:
-            item.current.start(self.session, bound, source, NAME)
+            item.current = started
+            started.start(self.session)
         except ForescribeError as error:  # the session is closed
             item.current, self._closed = None, True
             self._fail(item, error)
 
-    def _ended(self, item: LiveItem, ended: Pass) -> None:
+    def _ended(self, ended: Pass) -> None:
         """A pass has ended; on the engine's thread, which waits for nobody."""
         with self._changed:
-            self._answers.append((item, ended))
+            self._answers.append(ended)
             if self._working:
                 return
             self._working = True
         self._read_answers()
 
-    def _read_answer(self, item: LiveItem, ended: Pass) -> None:
+    def _read_answer(self, ended: Pass) -> None:
+        item, outcome = ended.item, ended.outcome
         if item.current is not ended:  # it was given up
             return
         item.current = None
-        outcome = ended.outcome
         if outcome is not None and not item.over:
             self._count(ended)
             if outcome.error is None:
@@ -334,17 +309,17 @@ class LiveStream:
             self._next_pass(item)
 
     def _read(self, item: LiveItem, ended: Pass) -> None:
-        whisper = self.session.context.whisper
         if ended.kind == "tentative":
-            self._release(item, item.read_tentative(ended, whisper))
+            self._release(item, item.read_tentative(ended))
             audio_s, lag_s = seconds(item.start + ended.length), self.clock() - ended.newest_s
-            self._tell(Hypothesis(item.number, item.text, item.tail, audio_s, ended.rounds, lag_s))
+            told = (item.text, item.tail, audio_s, ended.rounds, lag_s)
+            self._tell(Hypothesis(item.number, *told))
             return
-        self._release(item, item.read_final(ended, whisper))
+        self._release(item, item.read_final(ended))
         if ended.kind == "last":
             transcript, committer = item.completed(ended), item.committer
-            assert ended.outcome is not None
-            tokens = tuple(t for d in ended.outcome.decoded for t in tokens_of(whisper, d))
+            whisper = self.session.context.whisper
+            tokens = tuple(t for d in ended.answers for t in tokens_of(whisper, d))
             self._ending.remove(item)
             self.stats.words += committer.released
             self.stats.contradicted += committer.contradicted
@@ -353,7 +328,7 @@ class LiveStream:
 
     def _release(self, item: LiveItem, words: list[LiveWord]) -> None:
         if words:
-            self._tell(Delta(item.number, tuple(words), self.received_s))
+            self._tell(Delta(item.number, tuple(words)))
 
     def _fail(self, item: LiveItem, error: ForescribeError) -> None:
         item.over = True
@@ -364,13 +339,13 @@ class LiveStream:
         self._tell(Failed(item.number, error))
 
     def _count(self, ended: Pass) -> None:
-        stats, rounds = self.stats, ended.rounds
+        stats = self.stats
         stats.passes += 1
         stats.encoded += len(ended.decoded)
-        stats.rounds += rounds
+        stats.rounds += ended.rounds
         if ended.kind == "tentative":
             stats.tentative_passes += 1
-            stats.tentative_rounds += rounds
+            stats.tentative_rounds += ended.rounds
 
 
 class Voice:

@@ -30,6 +30,8 @@ from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.speculative.models.quantized import floats
 
+from ..diarizer import Samples
+
 NAME = "voice.safetensors.xz"
 """The file of weights in a folder."""
 
@@ -67,8 +69,6 @@ SILENT = 1e-6
 
 PART = 6000
 """Frames of features computed at a time, one minute."""
-
-Samples = NDArray[np.float32]
 
 
 class VoiceEncoder:

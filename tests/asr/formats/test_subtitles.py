@@ -140,17 +140,6 @@ def test_text_without_spaces_is_cut_at_its_words() -> None:
     assert shown(made, width=5, count=1) == [["今日は"], ["いい天気。"]]
 
 
-def test_speakers_never_share_a_cue() -> None:
-    words = tuple(Word(f" w{n}", n * RATE, (n + 1) * RATE, speaker="AB"[n // 2]) for n in range(4))
-    segment = Segment(0, 0, 0, 0, 4 * RATE, " w0 w1 w2 w3", words=words)
-    made = Transcript(
-        (segment,), 4 * RATE, Coverage((Span(0, 4 * RATE, "decoded"),)), diarized=True
-    )
-    found = cues(made, LineRules(width=40, count=2))
-    assert [(cue.speaker, cue.text) for cue in found] == [("A", "w0 w1"), ("B", "w2 w3")]
-    assert "[A]: w0 w1" in srt(made, LineRules(width=40, count=2))
-
-
 VOICES = ("Ann", "Bob", None)
 
 

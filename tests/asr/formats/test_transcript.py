@@ -219,7 +219,7 @@ def _meeting(text: str = " Good morning.", **speaker: str) -> Transcript:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("hello", "it is no JSON"),
+        ("hello", "Expecting value: line 1"),
         ("[]", r"\[\] stands where an object is needed"),
         ('{"duration": 1}', "it has no 'segments'"),
         ('{"segments": [3], "duration": 1}', "3 stands where an object"),

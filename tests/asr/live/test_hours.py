@@ -24,7 +24,7 @@ from forescribe.asr.live.events import (
     LiveOptions,
     TurnDetection,
 )
-from forescribe.asr.live.passes import Pass
+from forescribe.asr.live.item import Pass
 from forescribe.asr.live.stream import STEP, LiveStream
 from forescribe.asr.segment.vad import FRAME
 from forescribe.asr.segment.windows import MAX_SAMPLES
@@ -79,8 +79,10 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    bindings = SimpleNamespace(of=lambda *_: SimpleNamespace(tentative=None, final=None))
-    monkeypatch.setattr(live_stream, "Bindings", bindings)
+    def bound(options: Any, context: Any) -> Any:
+        return SimpleNamespace(context=context, tentative=None, final=None)
+
+    monkeypatch.setattr(live_stream.Bindings, "of", bound)
     monkeypatch.setattr(Pass, "start", lambda one, session, *_: session.begin(one))
     return Engine()
 

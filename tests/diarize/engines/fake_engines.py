@@ -51,7 +51,7 @@ class LevelDiarizer:
         hook("levels", 1.0)
         return Diarization.of(
             turns,
-            turns.exclusive(),
+            turns,
             tuple(Voice(who, vector(who), turns.samples_of(who)) for who in turns.speakers),
             len(samples),
             self.engine,
