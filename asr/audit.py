@@ -67,8 +67,6 @@ class Float32:
 
 @dataclass(frozen=True)
 class Report:
-    """The audit of one recording."""
-
     source: str
     windows: int = 0
     tokens: int = 0
@@ -92,22 +90,20 @@ class Report:
         head = (
             f"{visible(self.source)}: {_count(self.windows, 'window')}, {self.tokens} tokens{rate}"
         )
-        exact = self.float32
-        last = []
-        if exact is not None:
-            last = [
-                f"  float32: {exact.tokens - exact.equal} of {exact.tokens} tokens differ, in "
-                f"{_count(self.windows - exact.windows_equal, 'window')} of {self.windows}"
-            ]
-        if not self.differences:
-            return "\n".join([f"{head}: all equal to plain decoding", *last])
-        lines = [f"{head}: {_count(len(self.differences), 'difference')}"]
+        told = _count(len(self.differences), "difference")
+        lines = [f"{head}: {told if self.differences else 'all equal to plain decoding'}"]
         for d in self.differences:
             lines.append(
                 f"  window {d.window} at {d.start_s:.2f} s, token {d.position}: plain {d.plain!r}, "
                 f"{d.way} {d.other!r}, margin {d.margin:.2e}"
             )
-        return "\n".join(lines + last)
+        if self.float32 is not None:
+            exact = self.float32
+            lines.append(
+                f"  float32: {exact.tokens - exact.equal} of {exact.tokens} tokens differ, in "
+                f"{_count(self.windows - exact.windows_equal, 'window')} of {self.windows}"
+            )
+        return "\n".join(lines)
 
 
 def _count(number: int, noun: str) -> str:
@@ -195,9 +191,7 @@ def _float32(plain: Outcome, exact: Outcome) -> Float32:
     ]
     return Float32(
         tokens=sum(len(theirs) for _, theirs in pairs),
-        equal=sum(
-            len(theirs) if ours == theirs else _common(ours, theirs) for ours, theirs in pairs
-        ),
+        equal=sum(_common(ours, theirs) for ours, theirs in pairs),
         windows_equal=sum(ours == theirs for ours, theirs in pairs),
     )
 

@@ -94,7 +94,6 @@ class ForescribeError(Exception):
 
     @property
     def message(self) -> str:
-        """The message, without the code."""
         return str(self.args[0])
 
 

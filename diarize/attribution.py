@@ -17,17 +17,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, compress, groupby
+from itertools import accumulate, chain, compress, groupby, pairwise
 from operator import attrgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forescribe.asr.formats.subtitles import CLOSING, SENTENCE_ENDS
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Segment, Turn, Word
 
-from .engines.clustering import cheapest_path
+from .engines.clustering import Floats, Labels, cheapest_path
 from .turns import Turns
 
 LEAST = round(0.3 * SAMPLE_RATE)
@@ -35,8 +34,6 @@ LEAST = round(0.3 * SAMPLE_RATE)
 
 NEAR = round(0.2 * SAMPLE_RATE)
 """Samples by which times of words and turns differ."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -59,24 +56,8 @@ class Costs:
 COSTS = Costs()
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """The speaker of a word. `confidence` is the share of the evidence, 0 to 1; both are None where
-    no turn is near. `overlap` is true where several speakers are active."""
-
-    speaker: str | None
-    confidence: float | None
-    overlap: bool
-    others: tuple[str, ...] = ()  # who else speaks during half of the word or more
-
-    def __post_init__(self) -> None:
-        assert (self.speaker is None) == (self.confidence is None)
-
-
-NO_SPEAKER = Attribution(None, None, False)
-
 SPEAKER_WARNINGS = frozenset({"speaker_count", "doubtful_speakers", "speaker_suggestion"})
-"""That of a word without turns near it."""
+"""What is said of speakers that were found before."""
 
 
 def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns) -> Transcript:
@@ -87,10 +68,10 @@ def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns)
     """
     spoken = list(map(_timed, transcript.segments))
     first = list(accumulate(map(len, spoken), initial=0))  # of the words of each segment
-    who = assign_speakers(list(chain.from_iterable(spoken)), exclusive, regular, breaks=first)
+    named = assign_speakers(list(chain.from_iterable(spoken)), exclusive, regular, breaks=first)
     pieces: list[Segment] = []
-    for segment, own, start in zip(transcript.segments, spoken, first, strict=False):
-        pieces += _cut(segment, own, who[start : start + len(own)])
+    for segment, (start, end) in zip(transcript.segments, pairwise(first), strict=True):
+        pieces += _cut(segment, named[start:end])
     timed = all(s.words is not None or not s.text.strip() for s in transcript.segments)
     unwritten = _unwritten(pieces, regular) if timed else None
     return replace(
@@ -147,15 +128,16 @@ def assign_speakers(
     regular: Turns,
     *,
     breaks: Collection[int] = (),
-) -> list[Attribution]:
-    """Return one attribution for each of `words`, which are in order.
+) -> list[Word]:
+    """The words, which are in order, with their speakers: none where no turn is near.
 
     `exclusive` turns are the evidence; `regular` turns show where several speak. `breaks` are the
-    indices of words that begin a segment.
+    indices of words that begin a segment. The confidence is the share of the evidence; others are those who
+    speak during half of the word or more.
     """
     alone = [turn for turn in exclusive if turn.samples >= COSTS.shortest_turn * SAMPLE_RATE]
     if not words or not alone:
-        return [NO_SPEAKER] * len(words)
+        return [_said_by(word, None, None, []) for word in words]
     turns_of = _SpeakerTurns(alone)
     spans = _spans(words)  # [N, 2]
     chances, distance = turns_of.evidence(spans)  # [N, S], [N]
@@ -175,9 +157,15 @@ def assign_speakers(
         if (sentence, label) in known:
             who, confidence = turns_of.speakers[label], float(chances[n, label] * sure[n])
         heard = list(compress(activity.speakers, active[n] >= 0.5))
-        others = tuple(other for other in heard if other != who) if len(heard) >= 2 else ()
-        found.append(Attribution(who, confidence, len(heard) >= 2, others))
+        found.append(_said_by(words[n], who, confidence, heard))
     return found
+
+
+def _said_by(word: Word, who: str | None, confidence: float | None, heard: list[str]) -> Word:
+    """The word, while these people are heard."""
+    overlap = len(heard) >= 2
+    others = tuple(other for other in heard if other != who) if overlap else ()
+    return replace(word, speaker=who, speaker_confidence=confidence, overlap=overlap, others=others)
 
 
 def _timed(segment: Segment) -> Sequence[Word]:
@@ -191,17 +179,7 @@ def _timed(segment: Segment) -> Sequence[Word]:
     return [Word(t, a, b) for t, a, b in zip(texts, edges, edges[1:], strict=False)]
 
 
-def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) -> Iterator[Segment]:
-    named = [
-        replace(
-            w,
-            speaker=a.speaker,
-            speaker_confidence=a.confidence,
-            overlap=a.overlap,
-            others=a.others,
-        )
-        for w, a in zip(words, who, strict=True)
-    ]
+def _cut(segment: Segment, named: Sequence[Word]) -> Iterator[Segment]:
     if segment.words is None or not named or _text(named) != segment.text:
         kept = None if segment.words is None else tuple(named)
         yield _named(replace(segment, words=kept), named)
@@ -256,7 +234,7 @@ def _spans(words: Sequence[Word]) -> Floats:
 
 def _boundaries(
     words: Sequence[Word], spans: Floats, breaks: Collection[int]
-) -> tuple[Floats, NDArray[np.int64]]:
+) -> tuple[Floats, Labels]:
     """[N - 1] costs of a change of speaker after each word, the smallest that applies, and [N] the number
     of each word's sentence. A long pause counts as the end of one where punctuation is missing."""
     pauses = spans[1:, 0] - spans[:-1, 1]  # [N - 1] seconds
@@ -311,7 +289,7 @@ class _SpeakerTurns:
         score = np.where(total > 1e-9, score, near)
         return score / score.sum(axis=1, keepdims=True), nearest[:, 0]
 
-    def confidence(self, spans: Floats, labels: NDArray[np.int64]) -> Floats:
+    def confidence(self, spans: Floats, labels: Labels) -> Floats:
         """[N, 2] spans and [N] speakers -> [N] confidence of the speaker's turn at or before the middle of
         the span, else of the first one; 1 where an engine does not tell."""
         found = np.ones(len(spans))

@@ -11,13 +11,10 @@ and neither are voices without a vector. Knows nothing of files.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Notice
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from .diarizer import (
     MOST_SPEAKERS,
@@ -29,6 +26,7 @@ from .diarizer import (
     Voice,
     ignore_progress,
 )
+from .engines.clustering import Floats, unit
 from .turns import Turns
 
 BLOCK = 30 * 60 * SAMPLE_RATE
@@ -58,7 +56,7 @@ def diarize_blocks(
         several = bool(done) or (sample_count or 0) > len(block)
         # A speaker may be missing from a block, so only the upper bound applies to it.
         own = Bounds(at_most=bounds.most) if several else bounds
-        done.append(diarizer.diarize(block, own, _part(hook, start, len(block), sample_count)))
+        done.append(diarizer.diarize(block, own, _part(hook, start, len(block), sample_count or 0)))
         start += len(block)
     if not done:
         return diarizer.diarize(np.zeros(0, np.float32), bounds, hook)
@@ -83,15 +81,10 @@ def split_into_blocks(
 
 
 def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
-    """Join the diarizations of consecutive blocks."""
     engine = blocks[0].engine
     voices = [(n, voice) for n, block in enumerate(blocks) for voice in _voices(block)]
-    numbers = link_voices(
-        voices,
-        engine.thresholds.possible,
-        least=bounds.least,
-        most=bounds.most,
-    )
+    alike = engine.thresholds.possible
+    numbers = link_voices(voices, alike, least=bounds.least, most=bounds.most)
     regular, exclusive = list[Turns](), list[Turns]()
     offset = 0
     for n, block in enumerate(blocks):
@@ -100,13 +93,15 @@ def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
         regular.append(block.regular.renamed(names).shifted(offset))
         exclusive.append(block.exclusive.renamed(names).shifted(offset))
         offset += block.sample_count
+    # The number of speakers in a block says nothing about the recording.
+    found = {n: None for block in blocks for n in block.warnings if n.code != "speaker_count"}
+    notices = (*found, *bounds.notices(len(set(numbers))))
+    means = []
+    for number in sorted(set(numbers)):
+        own_voices = [v for (_, v), n in zip(voices, numbers, strict=True) if n == number]
+        means.append(mean_voice(str(number), own_voices))
     return Diarization.of(
-        _chained(regular),
-        _chained(exclusive),
-        _means(voices, numbers),
-        offset,
-        engine,
-        _notices(blocks, len(set(numbers)), bounds),
+        _chained(regular), _chained(exclusive), tuple(means), offset, engine, notices
     )
 
 
@@ -123,27 +118,35 @@ def link_voices(
     are more than `most` persons, but never below `least`. Two voices of one place, which is a block,
     are never joined; therefore the bounds may be missed.
     """
-    people = [
-        _Person([n], _direction(voice) * max(1, voice.samples), {place})
-        for n, (place, voice) in enumerate(voices)
-        if voice.vector is not None
-    ]
-    alone = [n for n, (_, voice) in enumerate(voices) if voice.vector is None]
-    while len(people) > least:
-        pair = _nearest(people)
-        if pair is None or (pair[0] < alike and len(people) <= most):
+    heard = [n for n, (_, voice) in enumerate(voices) if voice.vector is not None]
+    groups, places = [[n] for n in heard], [voices[n][0] for n in heard]
+    # Of each person the sum of vectors, weighted by speech: its direction is the mean voice.
+    totals = np.array([_weighted(voices[n][1]) for n in heard])  # [P, D]
+    apart = np.array([[one == other for one in places] for other in places])  # [P, P]
+    while len(groups) > least:
+        directions = unit(totals)
+        pairs = np.triu(~apart, 1)
+        cosines = np.where(pairs, directions @ directions.T, -np.inf)
+        one, other = divmod(int(cosines.argmax()), len(groups))
+        if not pairs.any() or (cosines[one, other] < alike and len(groups) <= most):
             break
-        _, one, other = pair
-        one.members += other.members
-        one.total = one.total + other.total
-        one.places |= other.places
-        people = [person for person in people if person is not other]
-    groups = [person.members for person in people] + [[n] for n in alone]
+        groups[one] += groups.pop(other)
+        totals[one] += totals[other]
+        apart[one] |= apart[other]
+        apart[:, one] = apart[one]
+        totals, apart = np.delete(totals, other, 0), np.delete(apart, other, 0)
+        apart = np.delete(apart, other, 1)
+    groups += [[n] for n, (_, voice) in enumerate(voices) if voice.vector is None]
     numbers = [0] * len(voices)
     for number, members in enumerate(sorted(groups, key=min)):
         for n in members:
             numbers[n] = number
     return numbers
+
+
+def _weighted(voice: Voice) -> Floats:
+    assert voice.vector is not None
+    return voice.vector.astype(np.float64) * max(1, voice.samples)
 
 
 def mean_voice(name: str, voices: Iterable[Voice]) -> Voice:
@@ -164,63 +167,12 @@ def _voices(block: Diarization) -> list[Voice]:
     ]
 
 
-def _means(voices: list[tuple[int, Voice]], numbers: list[int]) -> tuple[Voice, ...]:
-    found = []
-    for number in sorted(set(numbers)):
-        own = [voice for (_, voice), n in zip(voices, numbers, strict=True) if n == number]
-        found.append(mean_voice(str(number), own))
-    return tuple(found)
-
-
 def _chained(parts: list[Turns]) -> Turns:
     """Join turns that were cut at the boundary between two blocks."""
     return Turns(tuple(turn for part in parts for turn in part)).joined()
 
 
-def _notices(blocks: list[Diarization], count: int, bounds: Bounds) -> tuple[Notice, ...]:
-    # The number of speakers in a block says nothing about the recording.
-    found = {n: None for block in blocks for n in block.warnings if n.code != "speaker_count"}
-    return (*found, *bounds.notices(count))
-
-
-def _part(hook: StageHook, start: int, length: int, total: int | None) -> StageHook:
-    """Report a block's progress as part of the recording's. If the length is unknown, every block
-    counts up to one half, so that the hook is called and can cancel."""
-    if total is None:
-        return lambda step, done: hook(step, 0.5 * done)
+def _part(hook: StageHook, start: int, length: int, total: int) -> StageHook:
+    """Report a block's progress as part of the recording's, or of what was read if that is longer."""
     whole = max(total, start + length)
-
-    def report(step: str, done: float) -> None:
-        hook(step, (start + done * length) / whole)
-
-    return report
-
-
-@dataclass
-class _Person:
-    """The voices of one speaker and their sum, weighted by speech."""
-
-    members: list[int]
-    total: NDArray[np.float64]  # [D]; its direction is the mean voice
-    places: set[Hashable]
-
-
-def _nearest(people: Sequence[_Person]) -> tuple[float, _Person, _Person] | None:
-    """The two most similar persons that may be joined, with their cosine."""
-    if len(people) < 2:
-        return None
-    rows = np.stack(
-        [person.total / max(float(np.linalg.norm(person.total)), 1e-9) for person in people]
-    )
-    cosines = rows @ rows.T
-    pairs = [
-        (float(cosines[a, b]), people[a], people[b])
-        for a, b in combinations(range(len(people)), 2)
-        if not people[a].places & people[b].places
-    ]
-    return max(pairs, key=lambda pair: pair[0], default=None)
-
-
-def _direction(voice: Voice) -> NDArray[np.float64]:
-    assert voice.vector is not None
-    return voice.vector.astype(np.float64)
+    return lambda step, done: hook(step, (start + done * length) / whole)

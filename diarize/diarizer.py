@@ -6,18 +6,16 @@ This module does not need torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from operator import attrgetter
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.transcript import turn_to_dict
-from forescribe.asr.formats.transcript_parts import Json, Notice
+from forescribe.asr.errors import CapacityError, UsageError, out_of_memory
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Json, Notice
 
 from .turns import Turns, anonymous
 
@@ -54,8 +52,7 @@ class Bounds:
             "greatest number of speakers": self.at_most,
         }
         for name, value in named.items():
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (whole and 1 <= value <= MOST_SPEAKERS):
+            if value is not None and value not in range(1, MOST_SPEAKERS + 1):
                 raise UsageError(f"the {name} is {value!r}; it must be from 1 to {MOST_SPEAKERS}")
         if self.exactly is not None and (self.at_least or self.at_most):
             raise UsageError("give either the number of speakers or its bounds, not both")
@@ -67,12 +64,10 @@ class Bounds:
 
     @property
     def least(self) -> int:
-        """The effective lower bound."""
         return self.exactly or self.at_least or 1
 
     @property
     def most(self) -> int:
-        """The effective upper bound."""
         return self.exactly or self.at_most or MOST_SPEAKERS
 
     def notices(self, count: int) -> tuple[Notice, ...]:
@@ -100,14 +95,10 @@ class Voice:
 @dataclass(frozen=True)
 class SimilarityThresholds:
     """Thresholds of an encoder for the cosine of two vectors: from `same` on they are the voice of one
-    person, from `possible` on they may be. Raises UsageError unless -1 <= possible <= same <= 1."""
+    person, from `possible` on they may be."""
 
     same: float
     possible: float
-
-    def __post_init__(self) -> None:
-        if not -1 <= self.possible <= self.same <= 1:
-            raise UsageError(f"similarity thresholds: possible {self.possible}, same {self.same}")
 
 
 @dataclass(frozen=True)
@@ -121,10 +112,9 @@ class Engine:
     name: str
     encoder: str | None = None
     thresholds: SimilarityThresholds = SimilarityThresholds(same=0.7, possible=0.5)
-    details: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
+    details: Mapping[str, Json] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Json]:
-        """The JSON form."""
         return {"name": self.name, "encoder": self.encoder, **self.details}
 
 
@@ -143,11 +133,6 @@ class Diarization:
     engine: Engine
     warnings: tuple[Notice, ...] = ()
 
-    def __post_init__(self) -> None:
-        ends = map(attrgetter("end_sample"), (*self.regular, *self.exclusive))
-        assert max(ends, default=0) <= self.sample_count
-        assert set(map(attrgetter("speaker"), self.voices)) <= set(self.regular.speakers)
-
     @classmethod
     def of(
         cls,
@@ -161,49 +146,25 @@ class Diarization:
         """Create it from turns with any names, which may extend past the end."""
         regular, exclusive = regular.clipped(sample_count), exclusive.clipped(sample_count)
         names = {speaker: anonymous(n) for n, speaker in enumerate(regular.speakers)}
-        known = [Voice(names[v.speaker], v.vector, v.samples) for v in voices if v.speaker in names]
-        return cls(
-            regular.renamed(names),
-            exclusive.renamed(names),
-            tuple(sorted(known, key=attrgetter("speaker"))),
-            sample_count,
-            engine,
-            warnings,
-        )
+        known = [voice for voice in voices if voice.speaker in names]
+        known.sort(key=lambda voice: names[voice.speaker])
+        found = cls(regular, exclusive, tuple(known), sample_count, engine, warnings)
+        return found.renamed(names)
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """In order of first appearance."""
         return self.regular.speakers
 
     def renamed(self, names: Mapping[str, str]) -> Diarization:
-        """Replace the names of some speakers, such as those of known voices."""
-        voices = tuple(
-            Voice(names.get(v.speaker, v.speaker), v.vector, v.samples) for v in self.voices
+        return replace(
+            self,
+            regular=self.regular.renamed(names),
+            exclusive=self.exclusive.renamed(names),
+            voices=tuple(
+                replace(voice, speaker=names.get(voice.speaker, voice.speaker))
+                for voice in self.voices
+            ),
         )
-        return Diarization(
-            self.regular.renamed(names),
-            self.exclusive.renamed(names),
-            voices,
-            self.sample_count,
-            self.engine,
-            self.warnings,
-        )
-
-    def to_dict(self) -> dict[str, Json]:
-        """The JSON form: turns in seconds and the engine, without vectors."""
-
-        def listed(turns: Turns) -> list[Json]:
-            return [turn_to_dict(turn) for turn in turns]
-
-        return {
-            "duration": self.sample_count / 16_000,
-            "speakers": list(self.speakers),
-            "turns": listed(self.regular),
-            "exclusive_turns": listed(self.exclusive),
-            "engine": self.engine.to_dict(),
-            "warnings": [{"code": n.code, "message": n.message} for n in self.warnings],
-        }
 
 
 class Diarizer(Protocol):
@@ -217,3 +178,17 @@ class Diarizer(Protocol):
         self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress
     ) -> Diarization:
         """Diarize `samples` [T], which may be empty. Raises CapacityError and what the hook raises."""
+
+
+@contextmanager
+def capacity_errors(samples: Samples) -> Iterator[None]:
+    """Raises CapacityError where memory runs out while `samples` are diarized."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"out of memory while diarizing {len(samples) / SAMPLE_RATE:.0f} s; "
+            "choose another --device"
+        ) from error

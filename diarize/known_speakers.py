@@ -10,7 +10,7 @@ import json
 import os
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -177,10 +177,7 @@ def read_speaker_audio(source: Input, transcript: Path, speaker: str) -> Samples
     ]
     spans = spans or [(t.start_sample, t.end_sample) for t in data.turns if t.speaker == speaker]
     if not spans:
-        known = dict.fromkeys(
-            [*(t.speaker for t in data.turns), *(s.speaker for s in data.segments)]
-        )
-        names = ", ".join(name for name in known if name) or "none"
+        names = ", ".join(data.speakers) or "none"
         raise UsageError(f"{speaker!r} says nothing in {str(transcript)!r}; its speakers: {names}")
     from forescribe.asr.audio.reading import read_audio
 
@@ -245,35 +242,19 @@ def name_known_speakers(
 def _read(path: Path) -> KnownSpeaker:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}")
-        vector = np.array(data["vector"], np.float32)
-        return KnownSpeaker(
-            str(data["name"]),
-            str(data["encoder"]),
-            vector / np.linalg.norm(vector),
-            int(data["samples"]),
-            int(data["clips"]),
-            str(data["added"]),
-            str(data["note"]),
-        )
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        if (version := data.pop("format")) != FORMAT:
+            raise ValueError(f"format {version}")
+        vector = np.array(data.pop("vector"), np.float32)
+        return KnownSpeaker(vector=vector / np.linalg.norm(vector), **data)
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{str(path)!r} is not the file of a known speaker ({error}); remove it"
         ) from error
 
 
 def _write(path: Path, known: KnownSpeaker) -> None:
-    data = {
-        "format": FORMAT,
-        "name": known.name,
-        "encoder": known.encoder,
-        "samples": known.samples,
-        "clips": known.clips,
-        "added": known.added,
-        "note": known.note,
-        "vector": [round(float(value), 6) for value in known.vector],
-    }
+    vector = [round(float(value), 6) for value in known.vector]
+    data = {"format": FORMAT, **asdict(known), "vector": vector}
     temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ForescribeError, one_line
 from forescribe.asr.formats.transcript import Transcript
@@ -26,23 +26,19 @@ from forescribe.asr.formats.transcript_parts import Notice, Segment, Word, secon
 from forescribe.asr.live.events import Completed, Event, Failed, Speech, Tell
 
 from .attribution import attribute_speakers
-from .diarizer import Samples
 from .turns import UNKNOWN, Turns
 
-
-class SupportsTurns(Protocol):
-    """The part of `engines.online.OnlineSpeakers` that is used."""
-
-    def turns(self, samples: Samples) -> tuple[Turns, Turns]: ...
+if TYPE_CHECKING:
+    from .engines.online import OnlineSpeakers
 
 
 class LiveSpeakers:
     """The speakers of one stream; called with its events, on its threads. `load` is called on the worker,
     with the first window."""
 
-    def __init__(self, load: Callable[[], SupportsTurns], tell: Tell, worker: Executor) -> None:
+    def __init__(self, load: Callable[[], OnlineSpeakers], tell: Tell, worker: Executor) -> None:
         self._load, self.tell, self.worker = load, tell, worker
-        self._speakers: SupportsTurns | None = None
+        self._speakers: OnlineSpeakers | None = None
         self._turns: dict[int, list[tuple[Turns, ...]]] = defaultdict(list)  # of open items
         self._errors: dict[int, Exception] = {}
         self._waiting = 0  # samples that were not heard yet

@@ -56,9 +56,6 @@ from .known_speakers import KnownSpeaker, name_known_speakers
 TOLERANCE = SAMPLE_RATE // 2
 """Samples by which decoders of one recording may differ."""
 
-READ_BYTES = 1 << 30
-"""Upper limit for one read; the system's own limit is 2 GB."""
-
 
 @dataclass(frozen=True)
 class SpeakerFinder:
@@ -103,8 +100,7 @@ class SpeakerFinder:
 
 class SpeakerOnlyTranscriber:
     """Diarizes recordings. `known` speakers get their names where they are recognised with certainty.
-    With `transcript`, which is that of the
-    recordings, speakers are put on its words."""
+    With `transcript`, which is that of the recordings, speakers are put on its words."""
 
     def __init__(
         self,
@@ -126,14 +122,13 @@ class SpeakerOnlyTranscriber:
     ) -> Iterator[Outcome]:
         """Yield outcomes in the order of `sources`; `options` are ignored."""
         for source in sources:
-            started, transcript, error = time.perf_counter(), None, None
+            started, outcome = time.perf_counter(), Outcome(source)
             try:
-                transcript = self._transcript(source, hook)
-            except (
-                Exception
-            ) as cause:  # also a bug here or in the engine: the other recordings continue
-                error = fault(f"{Outcome(source).name}: finding its speakers", cause)
-            yield Outcome(source, transcript, error, wall_s=time.perf_counter() - started)
+                outcome = replace(outcome, transcript=self._transcript(source, hook))
+            except Exception as cause:  # also a bug of the engine: the other recordings continue
+                error = fault(f"{outcome.name}: finding its speakers", cause)
+                outcome = replace(outcome, error=error)
+            yield replace(outcome, wall_s=time.perf_counter() - started)
 
     def _transcript(self, source: Input, hook: Hook | None) -> Transcript:
         with open_audio(source) as recording:
@@ -160,12 +155,8 @@ class SpeakerOnlyTranscriber:
                 coverage=Coverage((Span(0, count, "decoded", "for voices only"),) if count else ()),
                 warnings=recording.warnings,
             )
-        return add_speakers(
-            self.transcript or empty,
-            diarization,
-            self.known,
-            source=Outcome(source).name,
-        )
+        whole, name = self.transcript or empty, Outcome(source).name
+        return add_speakers(whole, diarization, self.known, source=name)
 
 
 def add_speakers(
@@ -203,20 +194,16 @@ def add_speakers(
     )
 
 
-@dataclass(eq=False)
 class DiarizationTask:
     """The diarization of one recording. `feed` its samples in order, then `finish` or `cancel`. Its temporary
     file is opened by `feed`, so that a full disk costs this recording and no other."""
 
-    finder: SpeakerFinder
-    worker: ThreadPoolExecutor
-    hook: StageHook
-    closed: bool = field(default=False, init=False)
-    _file: BinaryIO | None = field(default=None, init=False)
-    _written: int = field(default=0, init=False)  # samples
-    _submitted: int = field(default=0, init=False)  # samples
-    _blocks: list[Future[Diarization]] = field(default_factory=list, init=False)
-    _cancelled: bool = field(default=False, init=False)
+    def __init__(self, finder: SpeakerFinder, worker: ThreadPoolExecutor, hook: StageHook) -> None:
+        self.finder, self.worker, self.hook = finder, worker, hook
+        self.closed = self._cancelled = False
+        self._file: BinaryIO | None = None
+        self._written = self._submitted = 0  # samples
+        self._blocks: list[Future[Diarization]] = []
 
     def feed(self, samples: Samples) -> None:
         """Add the next samples [T]. A block is submitted once it is certain not to be the last. Raises
@@ -234,11 +221,11 @@ class DiarizationTask:
     def finish(self, transcript: Transcript, source: str = RECORDING) -> Future[Transcript]:
         """The transcript of the recording at the path `source`, with speakers. The future raises what the
         engine or the hook raised."""
-        whole = not self._blocks
-        bounds = self.finder.bounds
-        if whole or self._written > self._submitted:
-            rest = self._written - self._submitted
-            self._submit(rest, bounds if whole else Bounds(at_most=bounds.most))
+        bounds, rest = self.finder.bounds, self._written - self._submitted
+        if not self._blocks:
+            self._submit(rest, bounds)
+        elif rest:
+            self._submit(rest, Bounds(at_most=bounds.most))
         return self.worker.submit(self._add, transcript, source)
 
     def cancel(self) -> None:
@@ -261,12 +248,10 @@ class DiarizationTask:
     def _diarize(self, start: int, length: int, bounds: Bounds) -> Diarization:
         self._report("waiting", 0.0)  # raises if the task was cancelled in the meantime
         samples = np.empty(length, np.float32)
-        rest, at = samples.data.cast("B"), start * WIDTH
-        while rest:  # by position, as the other thread may be writing at the end of the file
+        if length:  # by position, as the other thread may be writing at the end of the file
             assert self._file is not None
-            size = os.preadv(self._file.fileno(), [rest[:READ_BYTES]], at)
-            assert size, "the temporary file is shorter than what was written to it"
-            rest, at = rest[size:], at + size
+            read = os.preadv(self._file.fileno(), [samples.data], start * WIDTH)
+            assert read == samples.nbytes, "the file is shorter than what was written to it"
         return self.finder.diarizer.diarize(samples, bounds, self._report)
 
     def _report(self, step: str, done: float) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise, starmap
+from itertools import starmap
 from operator import attrgetter
 from string import ascii_uppercase
 
-from forescribe.asr.formats.transcript_parts import Turn
+from forescribe.asr.formats.transcript_parts import Turn, shifted
 
 UNKNOWN = "unknown"
 """The speaker of a turn of which it is doubtful whose it is."""
@@ -38,7 +38,7 @@ def is_label(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Turns:
-    """Turns sorted by start. They may overlap; those of `exclusive()` do not."""
+    """Turns sorted by start, which may overlap."""
 
     turns: tuple[Turn, ...] = ()
 
@@ -62,7 +62,6 @@ class Turns:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """In order of first appearance."""
         return tuple(dict.fromkeys(map(attrgetter("speaker"), self.turns)))
 
     def samples_of(self, speaker: str) -> int:
@@ -80,13 +79,7 @@ class Turns:
         )
 
     def shifted(self, samples: int) -> Turns:
-        """Move turns later by so many samples."""
-        return Turns(
-            tuple(
-                replace(t, start_sample=t.start_sample + samples, end_sample=t.end_sample + samples)
-                for t in self
-            )
-        )
+        return Turns(tuple(shifted(turn, samples) for turn in self))
 
     def renamed(self, names: Mapping[str, str]) -> Turns:
         """Rename the speakers in `names`; the others keep their names."""
@@ -109,24 +102,3 @@ class Turns:
             last[turn.speaker] = len(found)
             found.append(turn)
         return Turns(tuple(found))
-
-    def exclusive(self) -> Turns:
-        """Keep one speaker at a time: in an overlap, the one who spoke first.
-
-        For engines that do not determine the dominant speaker of an overlap.
-        """
-        borders = sorted({b for turn in self for b in (turn.start_sample, turn.end_sample)})
-        found: list[tuple[int, int, str]] = []
-        holder: str | None = None
-        waiting = 0
-        active: list[Turn] = []  # in the order of their starts
-        for start, end in pairwise(borders):
-            active = [turn for turn in active if turn.end_sample > start]
-            while waiting < len(self.turns) and self.turns[waiting].start_sample <= start:
-                active.append(self.turns[waiting])
-                waiting += 1
-            if holder not in {turn.speaker for turn in active}:
-                holder = active[0].speaker if active else None
-            if holder is not None:
-                found.append((start, end, holder))
-        return Turns.of(found).joined()

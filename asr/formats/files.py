@@ -5,8 +5,7 @@ needs decoding again; its lines end with "\n". RTTM says who speaks when, for di
 
     SPEAKER <recording> 1 <start> <duration> <NA> <NA> <speaker> <NA> <NA>
 
-Files are UTF-8 without BOM, and appear whole or not at all. `read_reference_text` reads the words of a script
-or an earlier transcript in any of the formats. Knows formats, names and folders; nothing of how
+Files are UTF-8 without BOM, and appear whole or not at all. Knows formats, names and folders; nothing of how
 a transcript was made.
 """
 
@@ -14,17 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from ..storage.locations import is_url
@@ -48,10 +43,6 @@ OF_SPEAKERS = frozenset({"rttm"})
 
 LARGEST = 16 << 20
 """Bytes of a text: more than any recording has words."""
-
-_TIMES = re.compile(r"^\s*(\d+:)?\d+:\d+[.,]\d+\s*-->")
-_TAG = re.compile(r"</?[a-zA-Z][^>]*>|\{\\[^}]*\}")
-_BLOCK = re.compile(r"^(WEBVTT|NOTE|STYLE|REGION)\b")
 
 Render = Callable[..., str | bytes]
 """A transcript in a format. Those that are `TITLED` also take a title."""
@@ -78,11 +69,7 @@ def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Forma
     unknown = [name for name in expanded if name not in FORMATS]
     if unknown or not expanded:
         culprit = f"unknown output format {unknown[0]!r}" if unknown else "no output format"
-        parts = unknown[0].split() if unknown else []
-        if not set(parts) <= FORMATS.keys():
-            parts = get_close_matches(unknown[0], [*FORMATS, "all"], n=1)
-        meant = f"; did you mean {','.join(parts)!r}?" if parts else ""
-        raise UsageError(f"{culprit}; known: {', '.join(FORMATS)}, all{meant}")
+        raise UsageError(f"{culprit}; known: {', '.join(FORMATS)}, all")
     shaped = {"srt": partial(srt, rules=rules), "vtt": partial(vtt, rules=rules)}
     chosen = [FORMATS[name] for name in dict.fromkeys(expanded)]
     if rules.plain:
@@ -90,37 +77,12 @@ def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Forma
     return tuple(Format(f.name, shaped.get(f.name, f.render)) for f in chosen)
 
 
-def write(
-    transcript: Contents,
-    folder: str | Path,
-    stem: str,
-    names: str | Iterable[str] = "all",
-    rules: LineRules = PLAIN,
-) -> list[Path]:
-    """Write `<folder>/<stem>.<format>` for each format; creates the folder; replaces what is there.
-
-    Every format is rendered before the first file appears, and every file appears by a rename: a
-    reader sees an old file, a new file or none, never half a file.
-
-    Raises UsageError for an unknown format, OutputError: `unwritable_output` and `storage_full` if the
-    folder refuses, `internal_error` if a format fails on this transcript.
-    """
-    if stem in ("", ".", "..") or Path(stem).name != stem:
-        raise UsageError(f"{stem!r} is not a file name")
-    texts = [(f.name, rendered(f, transcript, stem)) for f in formats(names, rules)]
-    folder = Path(folder)
-    with output_errors(f"{stem!r} to {str(folder)!r}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        return [put(folder / f"{stem}.{extension}", text) for extension, text in texts]
-
-
 def save(transcript: Contents, path: str | os.PathLike[str], rules: LineRules = PLAIN) -> Path:
-    """Write one file, in the format of its extension, and return its path. Like those of `write` it appears
-    whole, replaces an earlier one, and its folder is created; `~` is the home folder. `rules` are for srt and
-    vtt.
+    """Write one file, in the format of its extension, and return its path. It appears whole and replaces an
+    earlier one, its folder is created, and `~` is the home folder. `rules` are for srt and vtt.
 
-    Raises UsageError for another extension and for an address, OutputError for a place that cannot be
-    written.
+    Raises UsageError for another extension and for an address, OutputError: `unwritable_output` and
+    `storage_full` for a place that cannot be written, `internal_error` if the format fails.
     """
     if is_url(str(path)):
         raise UsageError(
@@ -215,7 +177,6 @@ def json_(transcript: Contents) -> str:
 
 
 def rttm(transcript: Contents) -> str:
-    """Return the turns of a transcript; empty without turns."""
     return format_turns(transcript.turns, str(transcript.settings.get(RECORDING, RECORDING)))
 
 
@@ -235,44 +196,34 @@ def format_turns(turns: Iterable[Turn], name: str) -> str:
     return "".join(rows)
 
 
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        format_.name: format_
-        for format_ in (
-            Format("txt", txt),
-            Format("srt", srt),
-            Format("vtt", vtt),
-            Format("tsv", tsv),
-            Format("json", json_),
-            Format("rttm", rttm),
-            Format("md", md),
-            Format("docx", docx),
-        )
-    }
-)
+RENDERS: Mapping[str, Render] = {
+    "txt": txt,
+    "srt": srt,
+    "vtt": vtt,
+    "tsv": tsv,
+    "json": json_,
+    "rttm": rttm,
+    "md": md,
+    "docx": docx,
+}
+FORMATS = {name: Format(name, render) for name, render in RENDERS.items()}
+
+
+def read_text(option: str, path: str | Path) -> str:
+    """The text of a file that `option` names. Raises UsageError for one that cannot be read."""
+    try:
+        with Path(path).open("rb") as opened:
+            data = opened.read(LARGEST + 1)
+        if len(data) <= LARGEST:
+            return data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option} {path} cannot be read: {error}") from error
+    raise UsageError(f"{option} {path} has more than {LARGEST} bytes: it is no text")
 
 
 def read_reference_text(path: str | Path) -> str:
-    """The text of a file: txt, srt, vtt, tsv or json by its name, any other as plain text. Raises
-    UsageError for a file that cannot be read or holds no text."""
-    file = Path(path)
-    try:
-        with file.open("rb") as opened:
-            data = opened.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise UsageError(
-                f"--reference-text {path} has more than {LARGEST} bytes: it is no text"
-            )
-        content = data.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--reference-text {path} cannot be read: {error}") from error
-    readers = {".srt": _subtitles, ".vtt": _subtitles, ".json": _json, ".tsv": _tsv}
-    try:
-        words = readers.get(file.suffix.lower(), str)(content).split()
-    except ValueError as error:
-        raise UsageError(
-            f"--reference-text {path} is no transcript: {error}; give its text as .txt"
-        ) from error
+    """The words of a text file. Raises UsageError for one that cannot be read or holds no text."""
+    words = read_text("--reference-text", path).split()
     if not words:
         raise UsageError(f"--reference-text {path} holds no text")
     return " ".join(words)
@@ -308,36 +259,3 @@ def _escaped(text: str) -> str:
 
 def _field(text: str) -> str:
     return "_".join((label(text) or "").split()) or "_"
-
-
-def _subtitles(content: str) -> str:
-    """The text of the cues of SubRip or WebVTT: blocks of lines, of which those after the times count."""
-    texts: list[str] = []
-    for block in re.split(r"\r?\n\s*\r?\n", content):
-        lines = block.splitlines()
-        times = [number for number, line in enumerate(lines) if _TIMES.match(line)]
-        if times and not _BLOCK.match(lines[0]):
-            texts += lines[times[0] + 1 :]
-    return _TAG.sub("", "\n".join(texts))
-
-
-def _tsv(content: str) -> str:
-    """The last column, without the header."""
-    lines = [line.split("\t") for line in content.splitlines() if line.strip()]
-    if lines and lines[0][-1].strip().lower() == "text":
-        lines = lines[1:]
-    return "\n".join(cells[-1] for cells in lines)
-
-
-def _json(content: str) -> str:
-    """`text`, or the texts of `segments`, as this program, openai/whisper and the API write them. Raises
-    ValueError for anything else."""
-    data: Any = json.loads(content)
-    if isinstance(data, dict) and isinstance(data.get("text"), str):
-        return str(data["text"])
-    segments = data.get("segments") if isinstance(data, dict) else data
-    if not isinstance(segments, list) or not all(
-        isinstance(s, dict) and isinstance(s.get("text"), str) for s in segments
-    ):
-        raise ValueError("it has neither `text` nor `segments` with texts")
-    return "\n".join(segment["text"] for segment in segments)

@@ -80,7 +80,7 @@ class Reports:
     folder: Path
     stems: Mapping[str, str]
     file: Path | None = None
-    _rows: list[IndexRow] = field(default_factory=list)
+    _rows: list[str] = field(default_factory=list)
     _error: OutputError | None = None
 
     @classmethod
@@ -101,7 +101,7 @@ class Reports:
     def add(self, source: str, outcome: Transcript | str) -> None:
         """Add a recording that has ended: its page, or the reason why there is none."""
         if isinstance(outcome, str):
-            self._rows.append(IndexRow(None, source, outcome))
+            self._rows.append(_row(source, None, outcome))
         else:
             self._page(source, outcome)
 
@@ -133,17 +133,13 @@ class Reports:
         self._write(path, text)
         stats, href = transcript.stats, quote(os.fsencode(os.path.relpath(path, self.folder)))
         wall_s, accepted = stats.get("wall_s"), stats.get("acceptance_rate")
-        self._rows.append(
-            IndexRow(
-                href,
-                source,
-                _status(transcript),
-                transcript.duration,
-                transcript.language,
-                transcript.duration / wall_s if isinstance(wall_s, float) and wall_s else None,
-                accepted if isinstance(accepted, float) else None,
-            )
+        figures = (
+            transcript.language or "",
+            f"{transcript.duration:.1f} s",
+            f"{transcript.duration / wall_s:.1f}×" if isinstance(wall_s, float) and wall_s else "",
+            f"{100 * accepted:.1f} %" if isinstance(accepted, float) else "",
         )
+        self._rows.append(_row(source, href, _status(transcript), *figures))
 
     def _write(self, path: Path, text: str) -> None:
         try:
@@ -155,7 +151,6 @@ class Reports:
 
 
 def render_page(transcript: Transcript, title: str, sound: Sound) -> str:
-    """Return the page of one recording."""
     data: dict[str, Json] = {
         "title": title,
         # The browser stores the names that a reader gives to speakers under this key.
@@ -213,11 +208,10 @@ class Sound:
 INDEX_COLUMNS = ("Recording", "Result", "Language", "Length", "Speed", "Drafts accepted")
 
 
-def render_index(rows: Iterable[IndexRow]) -> str:
-    """Return the page with a list of reports; it has no program."""
+def render_index(rows: Iterable[str]) -> str:
     policy = f"default-src 'none'; style-src {_hash(_style())}; base-uri 'none'"
     head = "".join(f'<th scope="col">{column}</th>' for column in INDEX_COLUMNS)
-    body = "\n".join(row.to_html() for row in rows)
+    body = "\n".join(rows)
     return _filled(
         "Recordings",
         policy,
@@ -225,33 +219,13 @@ def render_index(rows: Iterable[IndexRow]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class IndexRow:
-    """A recording in the list: its page, or None, and its status. `speed` is audio seconds per
-    second."""
-
-    href: str | None
-    name: str
-    status: str
-    length_s: float | None = None
-    language: str | None = None
-    speed: float | None = None
-    acceptance_rate: float | None = None
-
-    def to_html(self) -> str:
-        name = html.escape(self.name)
-        link = name if self.href is None else f'<a href="{html.escape(self.href)}">{name}</a>'
-        failed = ' class="failed"' if self.href is None else ""
-        numbers = (
-            "" if self.length_s is None else f"{self.length_s:.1f} s",
-            "" if self.speed is None else f"{self.speed:.1f}×",
-            "" if self.acceptance_rate is None else f"{100 * self.acceptance_rate:.1f} %",
-        )
-        cells = "".join(f"<td>{number}</td>" for number in numbers)
-        return (
-            f'<tr><th scope="row" dir="auto">{link}</th><td{failed}>{html.escape(self.status)}</td>'
-            f"<td>{html.escape(self.language or '')}</td>{cells}</tr>"
-        )
+def _row(source: str, href: str | None, status: str, *figures: str) -> str:
+    """A recording in the list: the address of its page, if it has one, and its other columns."""
+    name = html.escape(source)
+    link = name if href is None else f'<a href="{html.escape(href)}">{name}</a>'
+    failed = ' class="failed"' if href is None else ""
+    cells = "".join(f"<td>{html.escape(text)}</td>" for text in figures or ("", "", "", ""))
+    return f'<tr><th scope="row" dir="auto">{link}</th><td{failed}>{html.escape(status)}</td>{cells}</tr>'
 
 
 def view(name: str) -> str:
@@ -260,14 +234,12 @@ def view(name: str) -> str:
 
 
 def _status(transcript: Transcript) -> str:
-    """The status of a recording that was transcribed."""
     status = "done" if transcript.segments else "no speech"
     count = len(transcript.warnings)
     return status if not count else f"{status}, {count} warning{'s' if count > 1 else ''}"
 
 
 def _plain(transcript: Transcript) -> str:
-    """The text for browsers without scripts."""
     warned = "".join(f"Warning: {notice.message}\n" for notice in transcript.warnings)
     return warned + ("\n" if warned else "") + txt(transcript)
 

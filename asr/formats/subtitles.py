@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import NamedTuple
 
 from ..errors import UsageError
-from .transcript_parts import SAMPLE_RATE, Contents, Segment
+from .transcript_parts import SAMPLE_RATE, Contents, Segment, Word
 
 UNNAMED = "Unknown speaker"
 """Who speaks where nobody was recognised, in a recording with speakers."""
@@ -80,22 +82,22 @@ class LineRules:
 
 PLAIN = LineRules()
 
+Times = tuple[tuple[int, int, tuple[int, int]], ...]
+"""Of words: start and end in milliseconds, and the place in the text."""
+
 
 @dataclass(frozen=True)
 class Cue:
     """A subtitle: integer milliseconds, and text of one line or, with line rules, of several. `mark` is
-    the underlined part of the text, `speaker` a name as `label` makes it. Raises ValueError unless
-    start_ms < end_ms."""
+    the underlined part of the text, `speaker` a name as `label` makes it; `words` is empty unless every word
+    has a time."""
 
     start_ms: int
     end_ms: int
     text: str
     speaker: str | None = None
     mark: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start_ms < self.end_ms:
-            raise ValueError(f"cue runs from {self.start_ms} to {self.end_ms} ms")
+    words: Times = ()
 
     def marked(self, clean: Callable[[str], str]) -> str:
         """The text passed through `clean`, with the marked part between `<u>` and `</u>`."""
@@ -116,13 +118,13 @@ def cues(transcript: Contents, rules: LineRules = PLAIN) -> list[Cue]:
     if rules.plain:
         parts = [part for segment in transcript.segments for part in _by_speaker(segment)]
     else:
-        parts = [_timed_text(block) for block in split_into_blocks(transcript, rules)]
+        parts = list(_in_lines(transcript, rules))
     nobody = UNNAMED if any(label(part.speaker) for part in parts) else None
     parts = [replace(part, speaker=label(part.speaker) or nobody) for part in parts]
     placed = _placed(parts, max(1, milliseconds(transcript.sample_count)))
     if not rules.highlight:
-        return [cue for cue, _ in placed]
-    return [cue for whole, part in placed for cue in _highlighted(whole, part)]
+        return placed
+    return [cue for whole in placed for cue in _highlighted(whole)]
 
 
 def label(speaker: str | None) -> str | None:
@@ -146,66 +148,17 @@ def milliseconds(samples: int) -> int:
 
 
 @dataclass(frozen=True)
-class SubtitleBlock:
-    """Lines that are shown together. `timed` is whether every word has a start and an end."""
-
-    lines: tuple[tuple[SubtitleWord, ...], ...]
-    start_sample: int
-    end_sample: int
-    speaker: str | None = None
-    timed: bool = True
-
-    def text(self) -> tuple[str, list[tuple[int, int]]]:
-        """Return the lines joined by line breaks, and the start and end of each word in that text."""
-        text, places = "", []
-        for number, line in enumerate(self.lines):
-            for index, word in enumerate(line):
-                text += "\n" * (number > 0 and index == 0) + " " * (word.spaced and index > 0)
-                places.append((len(text), len(text) + len(word.text)))
-                text += word.text
-        return text, places
-
-    def words(self) -> list[SubtitleWord]:
-        """All words, in order."""
-        return [word for line in self.lines for word in line]
-
-
-@dataclass(frozen=True)
-class SubtitleWord:
-    """A word on a line: text without surrounding spaces; `spaced` if a space precedes it."""
-
-    text: str
-    spaced: bool
-    start_sample: int
-    end_sample: int
-
-
-def split_into_blocks(transcript: Contents, rules: LineRules) -> list[SubtitleBlock]:
-    """Return the text in blocks, in the order of the segments; no word is lost."""
-    with_text = sorted(
-        (s for s in transcript.segments if s.text.strip()), key=lambda s: s.start_sample
-    )
-    return [
-        SubtitleBlock(
-            lines, lines[0][0].start_sample, lines[-1][-1].end_sample, run.speaker, run.timed
-        )
-        for run in _runs(with_text, rules)
-        for lines in _lines_of_blocks(run, rules)
-    ]
-
-
-@dataclass(frozen=True)
-class _TimedText:
-    """The text of a cue before it is placed; `words` is empty unless every word has a time."""
+class _Part:
+    """A cue before it is placed."""
 
     start_sample: int
     end_sample: int
     text: str
     speaker: str | None
-    words: tuple[tuple[int, int, tuple[int, int]], ...] = ()  # start_ms, end_ms, place in the text
+    words: Times = ()
 
 
-def _by_speaker(segment: Segment) -> Iterator[_TimedText]:
+def _by_speaker(segment: Segment) -> Iterator[_Part]:
     """The text of a segment, cut before each word of another speaker than the word before it."""
     at, begin, start, speaker = 0, 0, segment.start_sample, segment.speaker
     end = start
@@ -215,62 +168,51 @@ def _by_speaker(segment: Segment) -> Iterator[_TimedText]:
             continue
         who = word.speaker or segment.speaker
         if number and who != speaker and one_line(segment.text[begin:found]):
-            yield _TimedText(start, max(start, end), one_line(segment.text[begin:found]), speaker)
+            yield _Part(start, max(start, end), one_line(segment.text[begin:found]), speaker)
             begin, start = found, word.start_sample
         speaker, at, end = who, found + len(word.text), word.end_sample
     if text := one_line(segment.text[begin:]):
-        yield _TimedText(start, max(start, segment.end_sample), text, speaker)
+        yield _Part(start, max(start, segment.end_sample), text, speaker)
 
 
-def _timed_text(block: SubtitleBlock) -> _TimedText:
-    text, places = block.text()
-    words = (
-        (milliseconds(word.start_sample), milliseconds(word.end_sample), place)
-        for word, place in zip(block.words(), places, strict=True)
-    )
-    timed = tuple(words) if block.timed else ()
-    return _TimedText(block.start_sample, block.end_sample, text, block.speaker, timed)
-
-
-def _placed(parts: list[_TimedText], limit: int) -> list[tuple[Cue, _TimedText]]:
+def _placed(parts: list[_Part], limit: int) -> list[Cue]:
     """Make cues of texts in any order, all before `limit` ms."""
-    parts = sorted(parts, key=lambda part: part.start_sample)
+    parts = sorted(parts, key=attrgetter("start_sample"))
     starts = [milliseconds(part.start_sample) for part in parts]
     following = [*starts[1:], limit][: len(starts)]
-    result: list[tuple[Cue, _TimedText]] = []
+    result: list[Cue] = []
     for part, raw_start, next_start in zip(parts, starts, following, strict=True):
-        start = max(raw_start, result[-1][0].end_ms if result else 0)
+        start = max(raw_start, result[-1].end_ms if result else 0)
         if start >= limit and result:
-            cue, before = result[-1]
+            cue = result[-1]
             if part.speaker == cue.speaker or not _make_room(result):
-                result[-1] = replace(cue, text=f"{cue.text} {part.text}"), before
+                result[-1] = replace(cue, text=f"{cue.text} {part.text}")
                 continue
-            start = limit - 1
         start = min(start, limit - 1)
         end = min(milliseconds(part.end_sample), limit)
         if next_start > start:
             end = min(end, next_start)
-        result.append((Cue(start, max(end, start + 1), part.text, part.speaker), part))
+        result.append(Cue(start, max(end, start + 1), part.text, part.speaker, words=part.words))
     return result
 
 
-def _make_room(placed: list[tuple[Cue, _TimedText]]) -> bool:
+def _make_room(placed: list[Cue]) -> bool:
     """Free the last millisecond: the latest cue that has more than one gives one, and those after it begin
     earlier. False if none has."""
     for n in range(len(placed) - 1, -1, -1):
-        if placed[n][0].end_ms - placed[n][0].start_ms > 1:
-            for m in range(n, len(placed)):
-                cue, part = placed[m]
-                early = cue.start_ms - (m > n)
-                placed[m] = replace(cue, start_ms=early, end_ms=cue.end_ms - 1), part
+        if placed[n].end_ms - placed[n].start_ms > 1:
+            placed[n:] = [
+                replace(cue, start_ms=cue.start_ms - (m > 0), end_ms=cue.end_ms - 1)
+                for m, cue in enumerate(placed[n:])
+            ]
             return True
     return False
 
 
-def _highlighted(cue: Cue, part: _TimedText) -> Iterator[Cue]:
+def _highlighted(cue: Cue) -> Iterator[Cue]:
     """Repeat the cue for each word, which is marked while it is spoken."""
     at = cue.start_ms
-    for start, end, place in part.words:
+    for start, end, place in cue.words:
         start = min(max(start, at), cue.end_ms)
         end = min(end, cue.end_ms)
         if end <= start:
@@ -283,66 +225,79 @@ def _highlighted(cue: Cue, part: _TimedText) -> Iterator[Cue]:
         yield replace(cue, start_ms=at)
 
 
+class _Word(NamedTuple):
+    """A word on a line: text without surrounding spaces; `spaced` if a space precedes it."""
+
+    text: str
+    spaced: bool
+    start_sample: int
+    end_sample: int
+
+
 @dataclass
 class _Run:
-    """Words that may share a block."""
+    """Words that may share a block. `timed` is whether each has a start and an end of its own."""
 
-    words: list[SubtitleWord]
+    words: list[_Word]
     speaker: str | None
     timed: bool = True
 
+    def goes_on(self, word: Word, speaker: str | None) -> bool:
+        """Whether a word may be the next one."""
+        near = word.start_sample - self.words[-1].end_sample <= LONG_PAUSE
+        return self.timed and near and speaker == self.speaker
 
-def _runs(segments: list[Segment], rules: LineRules) -> Iterator[_Run]:
-    current: _Run | None = None
-    for segment in segments:
-        timed = list(_timed_words(segment))
-        if current is not None and (rules.count is None or not timed):
-            yield current
-            current = None
+    def part(self, lines: Sequence[tuple[int, int]]) -> _Part:
+        """The words of these lines, joined by line breaks."""
+        text, words = "", []
+        for begin, end in lines:
+            text += "\n" if text else ""
+            for n, word in enumerate(self.words[begin:end]):
+                text += " " if word.spaced and n else ""
+                place = (len(text), len(text) + len(word.text))
+                span = (milliseconds(word.start_sample), milliseconds(word.end_sample))
+                words.append((*span, place))
+                text += word.text
+        first, last = self.words[lines[0][0]], self.words[lines[-1][1] - 1]
+        timed = tuple(words) if self.timed else ()
+        return _Part(first.start_sample, last.end_sample, text, self.speaker, timed)
+
+
+def _in_lines(transcript: Contents, rules: LineRules) -> Iterator[_Part]:
+    """The text arranged in blocks of lines, in the order of the segments; no word is lost."""
+    for run in _runs(transcript, rules):
+        layout = _Layout(run.words, rules)
+        count = rules.lines if run.timed else math.inf
+        whole = [(0, len(run.words))]
+        for start, end in whole if count == math.inf else layout.blocks(count):
+            yield run.part(layout.lines(start, end))
+
+
+def _runs(transcript: Contents, rules: LineRules) -> list[_Run]:
+    runs: list[_Run] = []
+    with_text = (segment for segment in transcript.segments if segment.text.strip())
+    for segment in sorted(with_text, key=attrgetter("start_sample")):
+        timed = [word for word in segment.words or () if word.text.strip()]
+        joins = rules.count is not None
+        for word in timed:
+            speaker = word.speaker or segment.speaker
+            if not (joins and runs and runs[-1].goes_on(word, speaker)):
+                runs.append(_Run([], speaker))
+            # A line break or a tab inside a word would be one in the subtitle.
+            text, spaced = " ".join(word.text.split()), word.text[0].isspace()
+            runs[-1].words.append(_Word(text, spaced, word.start_sample, word.end_sample))
+            joins = True
         if not timed:  # no times: the segment stays whole
-            words = [
-                SubtitleWord(word, True, segment.start_sample, segment.end_sample)
-                for word in segment.text.split()
-            ]
-            yield _Run(words, segment.speaker, timed=False)
-            continue
-        for word, speaker in timed:
-            if current is not None and _separate(current, word, speaker):
-                yield current
-                current = None
-            current = current or _Run([], speaker)
-            current.words.append(word)
-    if current is not None:
-        yield current
-
-
-def _separate(run: _Run, word: SubtitleWord, speaker: str | None) -> bool:
-    """Whether a word begins a new run."""
-    far = word.start_sample - run.words[-1].end_sample > LONG_PAUSE
-    return far or speaker != run.speaker
-
-
-def _timed_words(segment: Segment) -> Iterator[tuple[SubtitleWord, str | None]]:
-    for word in segment.words or ():
-        # A line break or a tab inside a word would be one in the subtitle.
-        text = " ".join(word.text.split())
-        if text:
-            spaced = word.text[0].isspace()
-            timed = SubtitleWord(text, spaced, word.start_sample, word.end_sample)
-            yield timed, word.speaker or segment.speaker
-
-
-def _lines_of_blocks(run: _Run, rules: LineRules) -> Iterator[tuple[tuple[SubtitleWord, ...], ...]]:
-    """Yield the lines of each block of a run."""
-    layout, count = _Layout(run.words, rules), rules.lines if run.timed else math.inf
-    for start, end in layout.blocks(count) if count < math.inf else [(0, len(run.words))]:
-        yield tuple(tuple(run.words[a:b]) for a, b in layout.lines(start, end))
+            place = (segment.start_sample, segment.end_sample)
+            words = [_Word(text, True, *place) for text in segment.text.split()]
+            runs.append(_Run(words, segment.speaker, timed=False))
+    return runs
 
 
 class _Layout:
     """Sizes and cuts of the words `start` to `end` (exclusive) of a run."""
 
-    def __init__(self, words: list[SubtitleWord], rules: LineRules) -> None:
+    def __init__(self, words: Sequence[_Word], rules: LineRules) -> None:
         self.words, self.rules = words, rules
         sizes = (len(word.text) + word.spaced for word in words)
         self.offsets = [0, *accumulate(sizes)]  # characters before each word
@@ -397,7 +352,7 @@ class _Layout:
         return _partition(0, total, ends, lambda a, b: self.cost(a, b, 1.0, capacity))
 
 
-def _end_cost(word: SubtitleWord, following: SubtitleWord) -> float:
+def _end_cost(word: _Word, following: _Word) -> float:
     text = word.text.rstrip(CLOSING)
     if text.endswith(SENTENCE_ENDS):
         return 0.0

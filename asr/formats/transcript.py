@@ -1,7 +1,7 @@
 """The transcript: what was said, when, by whom, and what became of every sample; and its JSON form.
 
-`Fields` reads JSON objects by type, so that a wrong file fails with the name of the key. Knows nothing of
-audio files or models; needs neither numpy nor torch.
+A wrong file fails with the name of the key. Knows nothing of audio files or models; needs neither numpy nor
+torch.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from ..errors import UsageError, one_line
+from ..errors import UsageError, clipped, one_line
 from . import documents, files
 from .transcript_parts import (
     Correction,
-    CorrectionSource,
     Coverage,
     Json,
     Notice,
     Segment,
     Span,
-    State,
-    TokenSource,
     Turn,
     Word,
     beginning,
@@ -106,21 +103,19 @@ class Transcript:
                 raise UsageError(
                     f"the name of {old!r} is {name!r}; give a name, or None to take it away"
                 )
-        new: dict[str | None, str | None] = {None: None}
-        new.update({speaker: names.get(speaker, speaker) for speaker in self.speakers})
 
         def called(label: str | None) -> str | None:
-            return new.get(label, label)
+            return None if label is None else names.get(label, label)
 
         segments = tuple(
             replace(
                 s,
-                speaker=new[s.speaker],
+                speaker=called(s.speaker),
                 words=s.words and tuple(word.renamed(called) for word in s.words),
             )
             for s in self.segments
         )
-        turns = tuple(replace(t, speaker=told) for t in self.turns if (told := new[t.speaker]))
+        turns = tuple(replace(t, speaker=told) for t in self.turns if (told := called(t.speaker)))
         return replace(self, segments=segments, turns=turns)
 
     def corrected(self, wrong: str, right: str) -> Transcript:
@@ -144,7 +139,7 @@ class Transcript:
 
     def to_dict(self) -> dict[str, Json]:
         """Whisper's JSON with additional keys. Numbers that are not finite become null."""
-        turns: dict[str, Json] = {"turns": [turn_to_dict(turn) for turn in self.turns]}
+        turns: dict[str, Json] = {"turns": list(map(turn_to_dict, self.turns))}
         whole: dict[str, Json] = {
             "text": self.text,
             "segments": [_segment_to_dict(segment, self.diarized) for segment in self.segments],
@@ -166,109 +161,78 @@ class Transcript:
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, *UNREADABLE) as error:
-            lacks = one_line(str(error))
-            if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-                lacks = "it is no JSON"
-            elif isinstance(error, KeyError):
-                lacks = f"it has no {error}"
-            raise UsageError(
-                f"{str(path)!r} is not a transcript of this program: {lacks}"
-            ) from error
+            why = f"it has no {error}" if isinstance(error, KeyError) else one_line(str(error))
+            raise UsageError(f"{str(path)!r} is not a transcript of this program: {why}") from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Transcript:
         """The inverse of `to_dict`. Raises one of `UNREADABLE` for other data."""
-        record = Fields(data)
+        fields = _Fields(data)
         return cls(
-            segments=tuple(_segment_from_dict(item) for item in record.records("segments")),
-            sample_count=samples_at(record.number("duration")),
-            coverage=_coverage_from_dict(record.record("coverage")),
-            language=record.optional_text("language"),
-            language_probability=record.optional_number("language_probability"),
-            warnings=tuple(notice_from_dict(item) for item in record.records("warnings")),
-            settings=record.record("settings").data,
-            stats=record.record("stats").data,
-            diarized=record.data["diarized"] is True,
-            turns=tuple(
-                Turn(
-                    samples_at(i.number("start")),
-                    samples_at(i.number("end")),
-                    i.text("speaker"),
-                    i.optional_number("confidence"),
-                )
-                for i in (record.records("turns") if "turns" in record.data else [])
-            ),
+            segments=tuple(map(_segment_from_dict, fields("segments", list))),
+            sample_count=fields.sample("duration"),
+            coverage=_coverage_from_dict(fields("coverage", dict)),
+            language=fields("language", str, None),
+            language_probability=fields("language_probability", float, None),
+            warnings=tuple(map(notice_from_dict, fields("warnings", list))),
+            settings=fields("settings", dict),
+            stats=fields("stats", dict),
+            diarized=fields("diarized", bool),
+            turns=tuple(map(_turn_from_dict, fields("turns", list, ()))),
         )
 
 
 UNREADABLE = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 """What reading a JSON file that is no transcript may raise."""
 
-_KINDS: Mapping[type, str] = {
+FIGURES = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
+"""Of a segment."""
+
+_NEEDED: Mapping[type, str] = {
     dict: "an object",
     list: "a list",
     str: "a text",
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    type(None): "null",
 }
 
 
-@dataclass(frozen=True)
-class Fields:
-    """A JSON object read by type. Raises KeyError and TypeError that name the key."""
+class _Fields:
+    """The values of a JSON object, by type. Raises TypeError for another one, KeyError for one that is not
+    there, and ValueError for NaN and Infinity, which Python's reader takes."""
 
-    data: Mapping[str, Json]
+    def __init__(self, data: object) -> None:
+        if not isinstance(data, Mapping):
+            raise TypeError(f"{_brief(data)} stands where an object is needed")
+        self.data = data
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.data, Mapping):
-            raise TypeError(f"{_KINDS[type(self.data)]} stands where {_KINDS[dict]} is needed")
+    def __call__(self, key: str, kind: type, default: object = ...) -> Any:
+        """The value of `key`; with a `default` it may lack, or be null."""
+        value: Any = self.data[key] if default is ... else self.data.get(key)
+        if value is None and default is not ...:
+            return default
+        known = isinstance(value, int | float if kind is float else kind)
+        if not known or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{key!r} is {_brief(value)}; {_NEEDED[kind]} is needed")
+        return _finite(value) if kind is float else value
 
-    def _get(self, key: str, kind: type | tuple[type, ...]) -> Json:
-        value = self.data[key]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            needed = kind if isinstance(kind, type) else kind[-1]
-            raise TypeError(f"{key!r} is {_KINDS[type(value)]}; {_KINDS[needed]} is needed")
-        return value
+    def sample(self, key: str) -> int:
+        """The sample at a time in seconds."""
+        return samples_at(self(key, float))
 
-    def text(self, key: str) -> str:
-        return cast(str, self._get(key, str))
+    def place(self) -> dict[str, Any]:
+        return {"start_sample": self.sample("start"), "end_sample": self.sample("end")}
 
-    def integer(self, key: str) -> int:
-        return cast(int, self._get(key, int))
 
-    def number(self, key: str) -> float:
-        return _finite(cast(float, self._get(key, (int, float))))
+def _brief(value: object) -> str:
+    return clipped(json.dumps(value), 40)
 
-    def optional_text(self, key: str) -> str | None:
-        return None if self.data.get(key) is None else self.text(key)
 
-    def optional_number(self, key: str) -> float | None:
-        return None if self.data.get(key) is None else self.number(key)
-
-    def optional_flag(self, key: str) -> bool | None:
-        value = self.data.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise TypeError(f"{key!r} is {_KINDS[type(value)]}; {_KINDS[bool]} is needed")
-        return value
-
-    def items(self, key: str) -> list[Json]:
-        return cast(list[Json], self._get(key, list))
-
-    def integers(self, key: str) -> list[int]:
-        return [int(cast(int, item)) for item in self.items(key)]
-
-    def numbers(self, key: str) -> list[float]:
-        return [_finite(cast(float, item)) for item in self.items(key)]
-
-    def record(self, key: str) -> Fields:
-        return Fields(cast(dict[str, Json], self._get(key, dict)))
-
-    def records(self, key: str) -> list[Fields]:
-        return [
-            Fields(cast(dict[str, Json], item)) for item in cast(list[Json], self._get(key, list))
-        ]
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    return value
 
 
 def _reworded(words: Sequence[Word], wrong: str, right: str) -> Iterator[Word]:
@@ -311,15 +275,11 @@ def notice_to_dict(notice: Notice) -> dict[str, Json]:
     return data
 
 
-def notice_from_dict(record: Fields) -> Notice:
-    """The inverse of `notice_to_dict`. Raises ValueError for a count below 1."""
-    several = "count" in record.data
-    return Notice(
-        record.text("code"),
-        record.text("message"),
-        record.integer("count") if several else 1,
-        tuple(record.numbers("places")) if several else (),
-    )
+def notice_from_dict(data: object) -> Notice:
+    """The inverse of `notice_to_dict`."""
+    fields = _Fields(data)
+    places = tuple(map(_finite, fields("places", list, ())))
+    return Notice(fields("code", str), fields("message", str), fields("count", int, 1), places)
 
 
 def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
@@ -333,10 +293,7 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
         "end": segment.end,
         "text": segment.text,
         "tokens": list(segment.tokens),
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": segment.compression_ratio,
-        "no_speech_prob": segment.no_speech_prob,
+        **{name: getattr(segment, name) for name in FIGURES},
     }
     if segment.doubt is not None:
         data["doubt"] = segment.doubt
@@ -352,39 +309,30 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
     return data
 
 
-def _segment_from_dict(record: Fields) -> Segment:
-    """The inverse of `_segment_to_dict`."""
-    words = (
-        [_word_from_dict(item) for item in record.records("words")]
-        if "words" in record.data
-        else None
-    )
+def _segment_from_dict(data: object) -> Segment:
+    fields = _Fields(data)
+    words = fields("words", list, None)
     return Segment(
-        id=record.integer("id"),
-        window=record.integer("window"),
-        window_sample=samples_at(record.number("window_start")),
-        start_sample=samples_at(record.number("start")),
-        end_sample=samples_at(record.number("end")),
-        text=record.text("text"),
-        tokens=tuple(record.integers("tokens")),
-        temperature=record.optional_number("temperature"),
-        avg_logprob=record.optional_number("avg_logprob"),
-        compression_ratio=record.optional_number("compression_ratio"),
-        no_speech_prob=record.optional_number("no_speech_prob"),
-        words=None if words is None else tuple(words),
-        speaker=record.optional_text("speaker"),
-        speaker_confidence=record.optional_number("speaker_confidence"),
-        doubt=record.optional_text("doubt"),
-        continues=bool(record.optional_flag("continues")),
-        corrections=tuple(map(_correction_from_dict, record.records("corrections")))
-        if "corrections" in record.data
-        else (),
+        id=fields("id", int),
+        window=fields("window", int),
+        window_sample=fields.sample("window_start"),
+        **fields.place(),
+        text=fields("text", str),
+        tokens=tuple(map(int, fields("tokens", list))),
+        **{name: fields(name, float, None) for name in FIGURES},
+        words=None if words is None else tuple(map(_word_from_dict, words)),
+        speaker=fields("speaker", str, None),
+        speaker_confidence=fields("speaker_confidence", float, None),
+        doubt=fields("doubt", str, None),
+        continues=fields("continues", bool, False),
+        corrections=tuple(map(_correction_from_dict, fields("corrections", list, ()))),
     )
 
 
-def _correction_from_dict(record: Fields) -> Correction:
-    source = cast(CorrectionSource, record.text("source"))  # Correction rejects unknown ones
-    return Correction(record.integer("at"), record.text("heard"), record.text("written"), source)
+def _correction_from_dict(data: object) -> Correction:
+    fields = _Fields(data)
+    heard, written, source = (fields(key, str) for key in ("heard", "written", "source"))
+    return Correction(fields("at", int), heard, written, source)
 
 
 def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
@@ -405,25 +353,19 @@ def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
     return data
 
 
-def _word_from_dict(record: Fields) -> Word:
+def _word_from_dict(data: object) -> Word:
+    fields = _Fields(data)
+    sources = fields("sources", list, None)
     return Word(
-        text=record.text("word"),
-        start_sample=samples_at(record.number("start")),
-        end_sample=samples_at(record.number("end")),
-        probability=record.optional_number("probability"),
-        speaker=record.optional_text("speaker"),
-        speaker_confidence=record.optional_number("speaker_confidence"),
-        overlap=record.optional_flag("overlap"),
-        sources=_token_sources(record) if "sources" in record.data else None,
-        others=tuple(map(str, record.items("other_speakers")))
-        if "other_speakers" in record.data
-        else (),
+        text=fields("word", str),
+        **fields.place(),
+        probability=fields("probability", float, None),
+        speaker=fields("speaker", str, None),
+        speaker_confidence=fields("speaker_confidence", float, None),
+        overlap=fields("overlap", bool, None),
+        sources=None if sources is None else tuple(sources),
+        others=tuple(map(str, fields("other_speakers", list, ()))),
     )
-
-
-def _token_sources(record: Fields) -> tuple[TokenSource, ...]:
-    # Word rejects unknown ones.
-    return tuple(cast(TokenSource, str(item)) for item in record.items("sources"))
 
 
 def turn_to_dict(turn: Turn) -> dict[str, Json]:
@@ -432,6 +374,12 @@ def turn_to_dict(turn: Turn) -> dict[str, Json]:
     if turn.confidence is not None:
         told["confidence"] = round(turn.confidence, 3)
     return told
+
+
+def _turn_from_dict(data: object) -> Turn:
+    fields = _Fields(data)
+    confidence = fields("confidence", float, None)
+    return Turn(**fields.place(), speaker=fields("speaker", str), confidence=confidence)
 
 
 def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
@@ -459,31 +407,22 @@ def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
     }
 
 
-def _coverage_from_dict(record: Fields) -> Coverage:
+def _coverage_from_dict(data: object) -> Coverage:
     """The inverse of `coverage_to_dict`; transcripts of earlier versions do not say what has no words."""
-    wordless, unwritten = (
-        None if value is None else samples_at(value)
-        for value in map(record.optional_number, ("voice_without_words_s", "turns_without_words_s"))
-    )
-    spans = tuple(_span_from_dict(item) for item in record.records("spans"))
-    return Coverage(spans, wordless, unwritten)
+    fields = _Fields(data)
+    times = (fields(f"{what}_without_words_s", float, None) for what in ("voice", "turns"))
+    wordless, unwritten = (None if time is None else samples_at(time) for time in times)
+    return Coverage(tuple(map(_span_from_dict, fields("spans", list))), wordless, unwritten)
 
 
-def _span_from_dict(record: Fields) -> Span:
+def _span_from_dict(data: object) -> Span:
+    fields = _Fields(data)
     return Span(
-        start_sample=samples_at(record.number("start")),
-        end_sample=samples_at(record.number("end")),
-        state=cast(State, record.text("state")),  # Span rejects unknown ones
-        reason=record.optional_text("reason"),
-        level_db=record.optional_number("level_db"),
+        **fields.place(),
+        state=fields("state", str),
+        reason=fields("reason", str, None),
+        level_db=fields("level_db", float, None),
     )
-
-
-def _finite(value: float) -> float:
-    """Raises ValueError for what is no number of a file: Python's reader takes NaN and Infinity."""
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is not finite")
-    return value
 
 
 def _without_nan(value: Json) -> Json:

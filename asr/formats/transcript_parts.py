@@ -7,10 +7,9 @@ nothing is rounded twice. Knows what a valid part is; nothing of files or of dec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from ..errors import clipped
 
@@ -33,16 +32,15 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value of JSON."""
 
 State = Literal["decoded", "silent", "failed"]
-STATES: tuple[State, ...] = ("decoded", "silent", "failed")
+STATES = get_args(State)
 """What became of samples."""
 
 TokenSource = Literal["accepted", "correction", "bonus", "plain", "guessed"]
-TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "plain", "guessed")
+TOKEN_SOURCES = get_args(TokenSource)
 """Where a token comes from: drafted and accepted; the target's own after a rejection, after full
 acceptance, or in a round without drafts."""
 
 CorrectionSource = Literal["terms", "replacements"]
-CORRECTION_SOURCES: tuple[CorrectionSource, ...] = ("terms", "replacements")
 """What has changed words: a list of terms that the model agrees to, or replacements of texts."""
 
 
@@ -82,8 +80,7 @@ class Word(_InSeconds):
     `probability` is None if it was not measured, `speaker` if it is unknown. `speaker_confidence` is the
     share of the evidence for this speaker, 0 to 1; `overlap` is whether other people speak at the same
     time, and `others` are these; the first two are None without diarization. `sources` holds the source of
-    each of its tokens, None if unknown. Raises ValueError unless 0 <= start_sample <= end_sample, and for
-    an unknown source."""
+    each of its tokens, None if unknown. Raises ValueError unless 0 <= start_sample <= end_sample."""
 
     text: str
     start_sample: int
@@ -97,9 +94,6 @@ class Word(_InSeconds):
 
     def __post_init__(self) -> None:
         self._place(self.start_sample, self.end_sample, f"word {self.text!r}")
-        unknown = set(self.sources or ()) - set(TOKEN_SOURCES)
-        if unknown:
-            raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(TOKEN_SOURCES)}")
 
     def renamed(self, name: Callable[[str | None], str | None]) -> Word:
         """With the names of its speakers. Where two have one name it is said once."""
@@ -114,16 +108,12 @@ class Word(_InSeconds):
 @dataclass(frozen=True)
 class Correction:
     """Words that are not as they were heard: `written` from character `at` of a segment's text on, in place
-    of `heard`. `source` says by what: `terms`, or `replacements`. Raises ValueError for another one."""
+    of `heard`. `source` says by what."""
 
     at: int
     heard: str
     written: str
     source: CorrectionSource
-
-    def __post_init__(self) -> None:
-        if self.source not in CORRECTION_SOURCES:
-            raise ValueError(f"unknown source {self.source!r} of a correction")
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,7 +189,6 @@ class Turn(_InSeconds):
 
     @property
     def samples(self) -> int:
-        """The length in samples."""
         return self.end_sample - self.start_sample
 
 
@@ -225,8 +214,16 @@ class Span:
 
     @property
     def samples(self) -> int:
-        """The length in samples."""
         return self.end_sample - self.start_sample
+
+
+Part = TypeVar("Part", Word, Segment, Turn, Span)
+
+
+def shifted(part: Part, samples: int, **others: Any) -> Part:
+    """A part that is so much later, with other values of `others`."""
+    start, end = part.start_sample + samples, part.end_sample + samples
+    return replace(part, start_sample=start, end_sample=end, **others)
 
 
 @dataclass(frozen=True)
@@ -252,12 +249,10 @@ class Coverage:
 
     @property
     def sample_count(self) -> int:
-        """The number of samples of the recording."""
         return self.spans[-1].end_sample if self.spans else 0
 
     @property
     def decoded_samples(self) -> int:
-        """Samples that were decoded."""
         return self._total("decoded")
 
     @property
@@ -293,17 +288,13 @@ class Notice:
     """A warning for readers of the result, stored in the transcript.
 
     `message` is complete. For programs, `count` says how many times it applies, and `places` where, in
-    seconds, for the first few of several. Raises ValueError for a count below 1.
+    seconds, for the first few of several.
     """
 
     code: str
     message: str
     count: int = 1
     places: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"a notice that applies {self.count} times")
 
 
 class Contents(Protocol):
@@ -327,28 +318,25 @@ def beginning(text: str) -> str:
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
     """The notices within bounds: equal ones are one, with a count; the first `MOST_NOTICES` different ones,
     the last of which counts the others; messages of at most `MESSAGE_LENGTH` characters."""
-    found: dict[tuple[str, str], list[Notice]] = {}
+    found: dict[tuple[str, str], Notice] = {}
     for notice in notices:
-        text = clipped(notice.message.removesuffix(_times(notice.count)), MESSAGE_LENGTH)
-        found.setdefault((notice.code, text), []).append(notice)
-    joined = [_joined(text, equal) for (_, text), equal in found.items()]
+        suffix = _times(notice.count)
+        text = clipped(notice.message.removesuffix(suffix), MESSAGE_LENGTH)
+        equal = found.get((notice.code, text))
+        if equal is None:
+            kept = suffix if notice.message.endswith(suffix) else ""
+            found[notice.code, text] = replace(notice, message=text + kept)
+        else:
+            count = equal.count + notice.count
+            places = (*equal.places, *notice.places)[:PLACES]
+            found[notice.code, text] = Notice(notice.code, text + _times(count), count, places)
+    joined = tuple(found.values())
     if len(joined) <= MOST_NOTICES:
-        return tuple(joined)
+        return joined
     rest = joined[MOST_NOTICES - 1 :]
     codes = clipped(", ".join(dict.fromkeys(notice.code for notice in rest)), MESSAGE_LENGTH // 2)
     text = f"{len(rest)} more warnings are left out: {codes}"
     return (*joined[: MOST_NOTICES - 1], Notice("more_warnings", text, len(rest)))
-
-
-def _joined(text: str, equal: Sequence[Notice]) -> Notice:
-    """Equal notices as one with this text; one alone stays as it is."""
-    first = equal[0]
-    if len(equal) == 1:
-        suffix = _times(first.count) if first.message.endswith(_times(first.count)) else ""
-        return replace(first, message=text + suffix)
-    count = sum(notice.count for notice in equal)
-    places = tuple(chain.from_iterable(notice.places for notice in equal))[:PLACES]
-    return Notice(first.code, text + _times(count), count, places)
 
 
 def _times(count: int) -> str:

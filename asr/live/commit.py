@@ -173,7 +173,6 @@ def _agreed(recent: Sequence[Sequence[str]], number: int, held: int) -> int:
 
 
 def _common(left: Sequence[str], right: Sequence[str]) -> int:
-    """Words that two texts begin with."""
     count = 0
     for a, b in zip(left, right, strict=False):
         if a != b:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from ..decode.options import Guards, Options
 from ..errors import ForescribeError, UsageError
 from ..formats.transcript import Transcript
-from .commit import RULES, Delay, LiveWord
+from ..formats.transcript_parts import SAMPLE_RATE
+from .commit import Delay, LiveWord
 
 if TYPE_CHECKING:
     from ..decode.results import Token
@@ -26,7 +26,7 @@ PATIENCE_S: dict[Eagerness, float] = {"low": 8.0, "medium": 4.0, "high": 2.0, "a
 class TurnDetection:
     """How turns are found, as OpenAI's `server_vad` and `semantic_vad` do: one begins `prefix_s` before a
     voice, and ends when there was none for `silence_s`, whatever was said; with an `eagerness` it waits as
-    long as `PATIENCE_S` says for the rest of a sentence. Raises UsageError for impossible values."""
+    long as `PATIENCE_S` says for the rest of a sentence. Raises UsageError for an impossible silence."""
 
     threshold: float = 0.5
     prefix_s: float = 0.3
@@ -34,15 +34,13 @@ class TurnDetection:
     eagerness: Eagerness | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise UsageError(f"threshold is {self.threshold}; it must be above 0, up to 1")
-        for name in ("prefix_s", "silence_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and 0 <= value <= 30):
-                raise UsageError(f"{name} is {value}; it must be from 0 to 30 seconds")
-        if self.eagerness is not None and self.eagerness not in PATIENCE_S:
-            known = ", ".join(PATIENCE_S)
-            raise UsageError(f"unknown eagerness {self.eagerness!r}; known: {known}")
+        if not 0 <= self.silence_s <= 30:
+            raise UsageError(f"silence_s is {self.silence_s}; it must be from 0 to 30 seconds")
+
+    @property
+    def prefix(self) -> int:
+        """Samples before a voice."""
+        return round(self.prefix_s * SAMPLE_RATE)
 
     @property
     def longest_silence_s(self) -> float:
@@ -59,7 +57,7 @@ class LiveOptions:
     `options` are those of the final text. While somebody speaks, the words so far are decoded after every
     `step_s` seconds of speech, and released as `delay` says (`asr.live.commit`). `turns` say how items are
     found; None: the caller commits. Without `guesses` every decode begins anew, for comparison: the words are
-    the same. With `speech` the samples of items are told as well. Raises UsageError for invalid values.
+    the same. With `speech` the samples of items are told as well. Raises UsageError for an impossible step.
     """
 
     options: Options = field(default_factory=lambda: Options(guards=Guards()))
@@ -70,12 +68,15 @@ class LiveOptions:
     speech: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.step_s) and 0.1 <= self.step_s <= 10):
+        if not 0.1 <= self.step_s <= 10:
             raise UsageError(f"step_s is {self.step_s}; it must be from 0.1 to 10 seconds")
-        if self.delay not in RULES:
-            raise UsageError(f"unknown delay {self.delay!r}; known: {', '.join(RULES)}")
         if self.options.redact:
             raise UsageError("live text is shown while it is decoded; it cannot be redacted")
+
+    @property
+    def threshold(self) -> float:
+        """From which on a frame has a voice."""
+        return TurnDetection.threshold if self.turns is None else self.turns.threshold
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,9 @@ class Committed(Event):
 
 @dataclass(frozen=True)
 class Delta(Event):
-    """The next words of the item. They are not taken back; `Completed` has the final text. `heard_s` is the
-    audio that had been received, in seconds of the stream."""
+    """The next words of the item. They are not taken back; `Completed` has the final text."""
 
     words: tuple[LiveWord, ...]
-    heard_s: float
 
     @property
     def text(self) -> str:

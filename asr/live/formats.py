@@ -9,16 +9,16 @@ G.711 (ITU-T G.711, both laws) has 256 codes, so it is decoded by a table. Does 
 
 from __future__ import annotations
 
+from functools import cache
+from io import BytesIO
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..audio.reading import Resampler
+from ..segment.windows import Samples
 
 Kind = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
-
-Samples = NDArray[np.float32]
 
 SCALE = 32768.0
 
@@ -30,6 +30,7 @@ class AudioInput:
         self.kind, self.rate = kind, rate
         self._resampler = Resampler(rate)
         self._odd = b""  # the first half of a sample
+        self._codes = g711(kind) if kind != "audio/pcm" else np.zeros(0, np.float32)
 
     @property
     def bytes_per_s(self) -> int:
@@ -50,32 +51,18 @@ class AudioInput:
 
     def _decoded(self, data: bytes) -> Samples:
         if self.kind != "audio/pcm":
-            return TABLES[self.kind][np.frombuffer(data, np.uint8)]
+            return self._codes[np.frombuffer(data, np.uint8)]
         data = self._odd + data
         whole = len(data) - len(data) % 2
         self._odd = data[whole:]
         return np.frombuffer(data, "<i2", whole // 2).astype(np.float32) / SCALE
 
 
-def mu_law() -> Samples:
-    """The sample of each code of the mu-law [256], from -1 to 1."""
-    code = ~np.arange(256) & 0xFF
-    exponent, mantissa = code >> 4 & 7, code & 15
-    magnitude = ((mantissa << 3) + 132 << exponent) - 132
-    return _signed(magnitude, positive=(code & 0x80) == 0)
+@cache
+def g711(kind: Kind) -> Samples:
+    """The sample of each code of G.711 [256], from -1 to 1."""
+    from soundfile import SoundFile
 
-
-def a_law() -> Samples:
-    """The sample of each code of the A-law [256], from -1 to 1."""
-    code = np.arange(256) ^ 0x55
-    exponent, mantissa = code >> 4 & 7, code & 15
-    straight = (mantissa << 4) + 8
-    magnitude = np.where(exponent == 0, straight, straight + 256 << np.maximum(exponent - 1, 0))
-    return _signed(magnitude, positive=(code & 0x80) != 0)
-
-
-def _signed(magnitude: NDArray[np.int64], positive: NDArray[np.bool_]) -> Samples:
-    return (np.where(positive, magnitude, -magnitude) / SCALE).astype(np.float32)
-
-
-TABLES: dict[str, Samples] = {"audio/pcmu": mu_law(), "audio/pcma": a_law()}
+    law, codes = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}[kind], bytes(range(256))
+    with SoundFile(BytesIO(codes), "r", 8_000, 1, law, format="RAW") as file:
+        return np.asarray(file.read(dtype="float32"))

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import count
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
@@ -35,6 +36,7 @@ from ..formats.transcript_parts import (
     Span,
     samples_at,
     seconds,
+    shifted,
 )
 from ..segment.windows import Samples
 
@@ -51,7 +53,6 @@ class LiveRecord:
 
     def __init__(self, *, audio: bool) -> None:
         self.sample_count = 0
-        self.failed = 0  # items
         self._file: BinaryIO | None = None
         if audio:
             with temporary_errors():
@@ -84,13 +85,12 @@ class LiveRecord:
 
     def fail(self, start_s: float, end_s: float, error: ForescribeError) -> None:
         """An item has failed."""
-        self.failed += 1
         if end_s > start_s:
             self._lost.append(Span(samples_at(start_s), samples_at(end_s), "failed", str(error)))
 
     def transcript(self, settings: Mapping[str, Json] | None = None) -> Transcript:
         """The transcript of the stream: its items at their places, with `settings` besides their own."""
-        items = sorted(self._items, key=lambda item: item[0])
+        items = sorted(self._items, key=itemgetter(0))
         numbers, segments, windows = count(), list[Segment](), 0
         for start, item in items:
             segments += [_moved(s, start, windows, next(numbers)) for s in item.segments]
@@ -108,11 +108,7 @@ class LiveRecord:
             language=language or None,
             language_probability=min(probabilities, default=None),
             diarized=any(item.diarized for _, item in items),
-            turns=tuple(
-                replace(t, start_sample=t.start_sample + start, end_sample=t.end_sample + start)
-                for start, item in items
-                for t in item.turns
-            ),
+            turns=tuple(shifted(turn, start) for start, item in items for turn in item.turns),
             warnings=tuple(_placed(n, start) for start, item in items for n in item.warnings),
             settings={**(items[0][1].settings if items else {}), **(settings or {})},
             stats=_added([item.stats for _, item in items]),
@@ -145,22 +141,13 @@ class LiveRecord:
 
     def _coverage(self, items: Iterable[tuple[int, Transcript]]) -> Coverage:
         """Every sample: those of items, and between them none that was spoken."""
-        spans = [
-            replace(
-                span,
-                start_sample=span.start_sample + start,
-                end_sample=min(span.end_sample + start, self.sample_count),
-            )
-            for start, item in items
-            for span in item.coverage.spans
-        ]
-        spans = sorted([*spans, *self._lost], key=lambda span: span.start_sample)
+        spans = [shifted(span, start) for start, item in items for span in item.coverage.spans]
         whole, position = list[Span](), 0
-        for span in spans:
+        for span in sorted([*spans, *self._lost], key=attrgetter("start_sample")):
             if span.start_sample > position:
                 whole.append(Span(position, span.start_sample, "silent", NO_TURN))
-            whole.append(span)
-            position = span.end_sample
+            position = min(span.end_sample, self.sample_count)
+            whole.append(replace(span, end_sample=position))
         if position < self.sample_count:
             whole.append(Span(position, self.sample_count, "silent", NO_TURN))
         wordless = [item.coverage.wordless_samples for _, item in items]
@@ -169,18 +156,13 @@ class LiveRecord:
 
 def _moved(segment: Segment, start: int, windows: int, number: int) -> Segment:
     """The segment of an item that starts at this sample, behind that many windows."""
-    words = segment.words and tuple(
-        replace(word, start_sample=word.start_sample + start, end_sample=word.end_sample + start)
-        for word in segment.words
-    )
-    return replace(
+    return shifted(
         segment,
+        start,
         id=number,
         window=segment.window + windows,
         window_sample=segment.window_sample + start,
-        start_sample=segment.start_sample + start,
-        end_sample=segment.end_sample + start,
-        words=words,
+        words=segment.words and tuple(shifted(word, start) for word in segment.words),
     )
 
 
@@ -202,10 +184,9 @@ def _added(stats: Iterable[Mapping[str, Json]]) -> dict[str, Json]:
         for name in COUNTED:
             value = each.get(name)
             sums[name] += value if isinstance(value, int | float) else 0
-    whole: dict[str, Json] = {
-        name: value if name == "wall_s" else round(value) for name, value in sums.items()
-    }
+    whole: dict[str, Json] = {name: round(value) for name, value in sums.items()}
     drafted, rounds, accepted = sums["drafted"], sums["rounds"], sums["accepted"]
+    whole["wall_s"] = sums["wall_s"]
     whole["acceptance_rate"] = accepted / drafted if drafted else None
     whole["mean_acceptance_length"] = 1 + accepted / rounds if rounds else None
     return whole

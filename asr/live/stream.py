@@ -28,14 +28,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from ..decode.driver import Session
-from ..decode.sources import live_source
 from ..decode.text import tokens_of
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
-from ..segment.cutter import Cutter
 from ..segment.vad import FRAME, Detector
 from ..segment.windows import MAX_SAMPLES, Samples, Window
-from .commit import Committer, LiveWord
+from .commit import LiveWord
 from .events import (
     Committed,
     Completed,
@@ -48,10 +46,8 @@ from .events import (
     SpeechStarted,
     SpeechStopped,
     Tell,
-    TurnDetection,
 )
-from .item import LiveItem
-from .passes import Bindings, Pass
+from .item import Bindings, LiveItem, Pass
 
 TOGETHER = 8
 """Frames that are judged at a time, 256 ms: the detector amplifies quiet stretches, and single frames of
@@ -64,8 +60,6 @@ SHORTEST = SAMPLE_RATE // 10
 
 PAUSE_S = 0.4
 """After this silence the words so far are decoded at once and released: nobody goes on speaking."""
-
-NAME = "live audio"
 
 
 class LiveStream:
@@ -83,11 +77,11 @@ class LiveStream:
         self.stats = LiveStats()
         self._tell = tell
         self._bindings = Bindings.of(options.options, session.context)
-        self._voice = Voice(session.context.voice_detector(), _threshold(options.turns))
-        self._steps = Steps()
+        self._voice = Voice(session.context.voice_detector(), options.threshold)
+        self._waiting = np.zeros(0, np.float32)  # samples that make no step yet
         self._changed = threading.Condition()  # of the next two; held for moments
         self._working = False
-        self._answers: deque[tuple[LiveItem, Pass]] = deque()  # that wait to be read
+        self._answers: deque[Pass] = deque()  # that wait to be read
         self._item: LiveItem | None = None  # that is being spoken
         self._ending: list[LiveItem] = []
         self._number = 0
@@ -100,17 +94,12 @@ class LiveStream:
         bindings = Bindings.of(options.options, self.session.context)
         with self._turn():
             self.options, self._bindings = options, bindings
-            self._voice.threshold = _threshold(options.turns)
-
-    @property
-    def received_s(self) -> float:
-        """Audio so far, in seconds."""
-        return (self._voice.position + len(self._steps.rest)) / SAMPLE_RATE
+            self._voice.threshold = options.threshold
 
     @property
     def wanted(self) -> int:
         """How many more samples make a step; with less nothing happens."""
-        return STEP - len(self._steps.rest)
+        return STEP - len(self._waiting)
 
     @property
     def behind_s(self) -> float:
@@ -126,26 +115,29 @@ class LiveStream:
     def feed(self, samples: Samples) -> None:
         """Take the next samples [T], mono at 16 kHz. Values that are not finite become 0."""
         clean = np.nan_to_num(np.asarray(samples, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
-        for step in () if self._closed else self._steps.push(clean):
+        joined = np.concatenate([self._waiting, clean])
+        whole = len(joined) - len(joined) % STEP
+        self._waiting = joined[whole:].copy()
+        for at in range(0, whole, STEP):
             with self._turn():
                 if self._closed:
                     return
-                self._push(step)
+                self._push(joined[at : at + STEP])
 
     def commit(self) -> int | None:
         """End the item with the samples so far; its number. None, and nothing happens, where there are less
         than 0.1 s of it."""
         with self._turn():
-            waiting = len(self._steps.rest)
-            if waiting + (0 if self._item is None else self._item.length) < SHORTEST:
+            length = 0 if self._item is None else self._item.length
+            if len(self._waiting) + length < SHORTEST:
                 return None
-            self._push(self._steps.last())
+            self._push_waiting()
             return None if self._item is None else self._end_item(self._item)
 
     def clear(self) -> None:
         """Drop the item that is being spoken."""
         with self._turn():
-            self._steps.last()
+            self._waiting = np.zeros(0, np.float32)
             self._before = np.zeros(0, np.float32)
             if self._item is not None:
                 self._item.drop(self.session)
@@ -156,7 +148,7 @@ class LiveStream:
         with self._turn():
             if self._closed:
                 return
-            self._push(self._steps.last())
+            self._push_waiting()
             if self._item is not None:
                 self._end_item(self._item)
             self._closed = True
@@ -197,13 +189,14 @@ class LiveStream:
     def _read_answers(self) -> None:
         """Read what has come, and let the next thread work."""
         try:
-            while (answer := self._next_answer()) is not None:
-                self._read_answer(*answer)
+            while answer := self._next_answer():
+                self._read_answer(answer)
         except BaseException:
-            self._rest()
+            with self._changed:
+                self._rest()
             raise
 
-    def _next_answer(self) -> tuple[LiveItem, Pass] | None:
+    def _next_answer(self) -> Pass | None:
         """The next one; None ends this thread's turn, so that no answer comes in between unread."""
         with self._changed:
             if self._answers:
@@ -212,9 +205,8 @@ class LiveStream:
             return None
 
     def _rest(self) -> None:
-        with self._changed:
-            self._working = False
-            self._changed.notify_all()
+        self._working = False
+        self._changed.notify_all()
 
     # -- items ------------------------------------------------------------------------------------
 
@@ -229,32 +221,29 @@ class LiveStream:
         spoken = self._voice.push(samples)
         if turns is not None:
             joined = np.concatenate([before, samples])
-            self._before = joined[max(0, len(joined) - _prefix(turns)) :]
+            self._before = joined[max(0, len(joined) - turns.prefix) :]
         if self._item is None and turns is None:
             self._add(self._begin_item(begin), samples, heard=spoken is not None)
         elif self._item is not None:
             item = self._item
             self._add(item, samples, heard=spoken is not None)
-            if turns is not None and self._voice.silence_s >= _silence_s(turns, item):
-                self._end_item(item, turn=True)
+            if turns is not None:
+                enough_s = turns.silence_s if item.sentence_ended else turns.longest_silence_s
+                if self._voice.silence_s >= enough_s:
+                    self._end_item(item, turn=True)
         elif turns is not None and spoken is not None:
-            start = max(begin - len(before), spoken[0] - _prefix(turns))
+            start = max(begin - len(before), spoken[0] - turns.prefix)
             item = self._begin_item(start)
             self._tell(SpeechStarted(item.number, seconds(start)))
             self._add(item, joined[start - begin + len(before) :], heard=True)
 
+    def _push_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, np.zeros(0, np.float32)
+        self._push(waiting)
+
     def _begin_item(self, start: int) -> LiveItem:
         self._number += 1
-        live, detector = self.options, self.session.context.voice_detector()
-        cutter = Cutter(detector, live.options.windows, skip_silence=live.options.vad)
-        self._item = LiveItem(
-            self._number,
-            start,
-            self._bindings,
-            cutter,
-            Committer(live.delay),
-            guesses=live.guesses,
-        )
+        self._item = LiveItem(self._number, start, self._bindings, self.options)
         return self._item
 
     def _add(self, item: LiveItem, samples: Samples, *, heard: bool) -> None:
@@ -286,37 +275,31 @@ class LiveStream:
         """Begin the next pass of an item, if there is a reason for one."""
         if item.current is not None or item.over:
             return
-        whisper = self.session.context.whisper
         step, pause = round(self.options.step_s * SAMPLE_RATE), self._voice.silence_s >= PAUSE_S
-        chosen = item.next_windows(step, pause=pause, whisper=whisper)
-        if chosen is None:
+        started = item.next_pass(step, self._ended, pause=pause)
+        if started is None:
             return
-        kind, windows = chosen
-        bound = item.bindings.tentative if kind == "tentative" else item.bindings.final
-        source = live_source(windows, item.kept, item.hypothesis, whole=kind == "last")
-        item.current = Pass(
-            kind, windows, item.length, item.newest_s, lambda ended: self._ended(item, ended)
-        )
         try:
-            item.current.start(self.session, bound, source, NAME)
+            item.current = started
+            started.start(self.session)
         except ForescribeError as error:  # the session is closed
             item.current, self._closed = None, True
             self._fail(item, error)
 
-    def _ended(self, item: LiveItem, ended: Pass) -> None:
+    def _ended(self, ended: Pass) -> None:
         """A pass has ended; on the engine's thread, which waits for nobody."""
         with self._changed:
-            self._answers.append((item, ended))
+            self._answers.append(ended)
             if self._working:
                 return
             self._working = True
         self._read_answers()
 
-    def _read_answer(self, item: LiveItem, ended: Pass) -> None:
+    def _read_answer(self, ended: Pass) -> None:
+        item, outcome = ended.item, ended.outcome
         if item.current is not ended:  # it was given up
             return
         item.current = None
-        outcome = ended.outcome
         if outcome is not None and not item.over:
             self._count(ended)
             if outcome.error is None:
@@ -326,17 +309,17 @@ class LiveStream:
             self._next_pass(item)
 
     def _read(self, item: LiveItem, ended: Pass) -> None:
-        whisper = self.session.context.whisper
         if ended.kind == "tentative":
-            self._release(item, item.read_tentative(ended, whisper))
+            self._release(item, item.read_tentative(ended))
             audio_s, lag_s = seconds(item.start + ended.length), self.clock() - ended.newest_s
-            self._tell(Hypothesis(item.number, item.text, item.tail, audio_s, ended.rounds, lag_s))
+            told = (item.text, item.tail, audio_s, ended.rounds, lag_s)
+            self._tell(Hypothesis(item.number, *told))
             return
-        self._release(item, item.read_final(ended, whisper))
+        self._release(item, item.read_final(ended))
         if ended.kind == "last":
             transcript, committer = item.completed(ended), item.committer
-            assert ended.outcome is not None
-            tokens = tuple(t for d in ended.outcome.decoded for t in tokens_of(whisper, d))
+            whisper = self.session.context.whisper
+            tokens = tuple(t for d in ended.answers for t in tokens_of(whisper, d))
             self._ending.remove(item)
             self.stats.words += committer.released
             self.stats.contradicted += committer.contradicted
@@ -345,7 +328,7 @@ class LiveStream:
 
     def _release(self, item: LiveItem, words: list[LiveWord]) -> None:
         if words:
-            self._tell(Delta(item.number, tuple(words), self.received_s))
+            self._tell(Delta(item.number, tuple(words)))
 
     def _fail(self, item: LiveItem, error: ForescribeError) -> None:
         item.over = True
@@ -356,13 +339,13 @@ class LiveStream:
         self._tell(Failed(item.number, error))
 
     def _count(self, ended: Pass) -> None:
-        stats, rounds = self.stats, ended.rounds
+        stats = self.stats
         stats.passes += 1
-        stats.encoded += ended.decoded
-        stats.rounds += rounds
+        stats.encoded += len(ended.decoded)
+        stats.rounds += ended.rounds
         if ended.kind == "tentative":
             stats.tentative_passes += 1
-            stats.tentative_rounds += rounds
+            stats.tentative_rounds += ended.rounds
 
 
 class Voice:
@@ -388,37 +371,4 @@ class Voice:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the last voice."""
         return (self.position - self.last_voice) / SAMPLE_RATE
-
-
-class Steps:
-    """Cuts arriving samples into steps of `STEP`; `rest` waits for more."""
-
-    def __init__(self) -> None:
-        self.rest = np.zeros(0, np.float32)
-
-    def push(self, samples: Samples) -> Iterator[Samples]:
-        joined = np.concatenate([self.rest, samples])
-        whole = len(joined) - len(joined) % STEP
-        self.rest = joined[whole:].copy()
-        for at in range(0, whole, STEP):
-            yield joined[at : at + STEP]
-
-    def last(self) -> Samples:
-        """What is left."""
-        rest, self.rest = self.rest, np.zeros(0, np.float32)
-        return rest
-
-
-def _threshold(turns: TurnDetection | None) -> float:
-    return TurnDetection.threshold if turns is None else turns.threshold
-
-
-def _prefix(turns: TurnDetection) -> int:
-    return round(turns.prefix_s * SAMPLE_RATE)
-
-
-def _silence_s(turns: TurnDetection, item: LiveItem) -> float:
-    """The silence that ends a turn now."""
-    return turns.silence_s if item.sentence_ended else turns.longest_silence_s

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats.transcript import Fields, notice_from_dict, notice_to_dict
+from ..formats.transcript import notice_from_dict, notice_to_dict
 from ..formats.transcript_parts import Notice, seconds
 from .cutter import cut
 from .vad import Detector
@@ -81,7 +81,7 @@ class Plan:
 
 def _notice(item: Any) -> Notice:
     """Plans that version 0.1 stored hold code and message in a list."""
-    return Notice(*item) if isinstance(item, list) else notice_from_dict(Fields(item))
+    return Notice(*item) if isinstance(item, list) else notice_from_dict(item)
 
 
 def span_of(values: Sequence[Any]) -> WindowSpan:

@@ -144,33 +144,44 @@ def texts(tokens: Sequence[int], special: SpeechTokens) -> Iterator[tuple[int, l
             run = []
 
 
-class Replaced(NamedTuple):
-    """An answer whose words were replaced: its tokens that count, all changes, and the expressions that took
-    too long. `spoken` are the tokens that were heard there, and `origin` where each text token and the end
-    lie among their text tokens: those that replace others share their place."""
-
-    result: Result
-    tokens: tuple[int, ...]
-    changes: tuple[Change, ...]
-    skipped: tuple[str, ...]
-    spoken: tuple[int, ...]
-    origin: tuple[float, ...]
-
-
 @dataclass
-class _Answer:
-    """An answer, of which the first `tokens` count, on its way through replacements."""
+class Replaced:
+    """An answer on its way through replacements: its tokens that count, all changes, and the expressions that
+    took too long. `spoken` are the tokens that were heard there."""
 
     whisper: SpeechModel
     language: str
     result: Result
     tokens: tuple[int, ...]
     changes: tuple[Change, ...]
+    skipped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.spoken = self.tokens
         texts = accumulate(map(self.whisper.tokens.is_text, self.result.tokens))
-        self.origin = [0.0, *map(float, texts)]
+        self._origin = [0.0, *map(float, texts)]
+
+    @property
+    def origin(self) -> tuple[float, ...]:
+        """Where each text token and the end lie among those of `spoken`; tokens that replace others share
+        their place."""
+        is_text = self.whisper.tokens.is_text
+        places = [n for n, token in enumerate(self.tokens) if is_text(token)]
+        last = places[-1] + 1 if places else 0
+        return tuple(self._origin[n] for n in (*places, last))
+
+    def apply_expression(self, replacements: Replacements, number: int) -> None:
+        """Replace what an expression finds, unless that takes too long."""
+
+        def find(text: str) -> Sequence[Place]:
+            try:
+                return replacements.places_by_expression(number, text)
+            except TimeoutError:
+                told = replacements.expressions[number][2]
+                self.skipped = tuple(dict.fromkeys((*self.skipped, told)))
+                return []
+
+        self.apply(find)
 
     def apply(self, find: Callable[[str], Sequence[Place]]) -> None:
         """Replace what `find` finds in each run of text; words that count and others are apart."""
@@ -186,12 +197,12 @@ class _Answer:
         if not edits:
             return
         for edit in sorted(edits, reverse=True):
-            start, stop = self.origin[edit.at], self.origin[edit.end]
+            start, stop = self._origin[edit.at], self._origin[edit.end]
             parts = map(self.whisper.tokenizer.decode, ([token] for token in edit.tokens))
             spoken = [not UNSPOKEN.issuperset(text.strip()) for text in parts]
             before = [0, *accumulate(spoken)]
             share = (stop - start) / max(1, before[-1])
-            self.origin[edit.at : edit.end] = [start + share * count for count in before[:-1]]
+            self._origin[edit.at : edit.end] = [start + share * count for count in before[:-1]]
         longer = sum(edit.longer for edit in edits if edit.end <= count)
         self.result, self.changes = edited(self.whisper, self.result, edits, self.changes)
         self.tokens = self.result.tokens[: count + longer]
@@ -209,35 +220,18 @@ def replaced(
     """The answer, of which the first `tokens` count, with replacements, then with marks in place of personal
     data; `changes` are those before. Where there is a redactor nothing tells what was heard. Raises
     UsageError where it cannot redact."""
-    skipped, spaces = list[str](), language not in SPACELESS
-    answer = _Answer(whisper, language, result, tokens, changes)
-
-    def by_expression(number: int, text: str) -> list[Place]:
-        assert replacements is not None
-        try:
-            return replacements.places_by_expression(number, text)
-        except TimeoutError:
-            skipped.append(replacements.expressions[number][2])
-            return []
-
+    answer = Replaced(whisper, language, result, tokens, changes)
     if replacements is not None:
-        answer.apply(partial(replacements.places, spaces=spaces))
+        answer.apply(partial(replacements.places, spaces=language not in SPACELESS))
         for number in range(len(replacements.expressions)):
-            answer.apply(partial(by_expression, number))
+            answer.apply_expression(replacements, number)
     if redactor is not None:
         answer.apply(lambda text: redactor.places(text, language))
         answer.changes = ()
         special = tuple(filterfalse(whisper.tokens.is_text, result.request.prompt))
-        answer.result = replace(
-            answer.result, request=replace(result.request, prompt=special, probe=None)
-        )
-    result, tokens, origin = answer.result, answer.tokens, answer.origin
-    places = [n for n, token in enumerate(tokens) if whisper.tokens.is_text(token)]
-    last = places[-1] + 1 if places else 0
-    shares = (*(origin[n] for n in places), origin[last])
-    return Replaced(
-        result, tokens, answer.changes, tuple(dict.fromkeys(skipped)), answer.spoken, shares
-    )
+        request = replace(result.request, prompt=special, probe=None)
+        answer.result = replace(answer.result, request=request)
+    return answer
 
 
 def _edits(

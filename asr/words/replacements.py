@@ -55,7 +55,6 @@ class Replacements:
             raise UsageError("replacements is a text; give a list, a replacement in each entry")
         self.words: dict[str, str] = {}
         self.expressions: list[tuple[Any, str, str]] = []
-        lines_of_words: dict[str, int] = {}
         written = set[str]()  # a letter may be folded to two: ß
         for number, line in enumerate(lines, 1):
             if not says(line, number, "replacement"):
@@ -71,15 +70,10 @@ class Replacements:
                 continue
             heard = _folded(match["heard"])
             if not any(map(str.isalnum, heard)) or len(heard) > LONGEST_TERM:
-                raise UsageError(
-                    f"{place}: give words to replace, of {LONGEST_TERM} characters at most"
-                )
+                most = f"of {LONGEST_TERM} characters at most"
+                raise UsageError(f"{place}: give words to replace, {most}")
             if self.words.setdefault(heard, match["meant"]) != match["meant"]:
-                raise UsageError(
-                    f"{place}: line {lines_of_words[heard]} writes {self.words[heard]!r} for the same words; "
-                    "keep one of them"
-                )
-            lines_of_words.setdefault(heard, number)
+                raise UsageError(f"{place}: another line writes {self.words[heard]!r}; keep one")
             written.add(" ".join(unicodedata.normalize("NFC", match["heard"]).split()))
         if len(self.words) > MOST_REPLACEMENTS or len(self.expressions) > MOST_EXPRESSIONS:
             raise UsageError(

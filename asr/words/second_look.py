@@ -57,34 +57,23 @@ Row = tuple[int, tuple[int, ...]]
 
 
 class Variant(NamedTuple):
-    """The text of a window with other tokens from position `at` on: the term's, in place of `instead` of the
-    window's own, and `behind` those that follow."""
+    """The text of a window with a term in place of some words, and the tokens `behind` them."""
 
-    at: int
-    instead: int
-    tokens: tuple[int, ...]
+    edit: Edit  # without log-probabilities
     behind: tuple[int, ...]
-    indent: int
-    heard: str
-    written: str
     yields: float
-
-    @property
-    def end(self) -> int:
-        return self.at + self.instead
 
     @property
     def pair(self) -> tuple[str, str]:
         """What was heard, and what may be written."""
-        return self.heard.casefold(), self.written.casefold()
+        return self.edit.heard.casefold(), self.edit.written.casefold()
 
-    def edit(self, new: Tensor, old: Sequence[float]) -> Edit:
-        """It as an edit, by the log-probabilities of both. A term is at least as probable as the words that
-        it replaces: it shall not make a window doubtful that was not."""
-        mean = math.fsum(old[: self.instead]) / self.instead
-        own = tuple(new[: len(self.tokens)].clamp_min(mean).tolist())
-        place = (self.at, self.instead, self.tokens, own)
-        return Edit(*place, self.indent, self.heard, self.written, "terms")
+    def scored(self, new: Tensor, old: Sequence[float]) -> Edit:
+        """The edit, by the log-probabilities of both. A term is at least as probable as the words that it
+        replaces: it shall not make a window doubtful that was not."""
+        mean = math.fsum(old[: self.edit.instead]) / self.edit.instead
+        own = new[: len(self.edit.tokens)].clamp_min(mean)
+        return self.edit._replace(logprobs=tuple(own.tolist()))
 
 
 @torch.inference_mode()
@@ -101,12 +90,12 @@ def look_again(
     if not variants:
         return result, ()
     better, begin = list[tuple[float, Variant, Edit]](), len(result.request.prompt)
-    places = [(begin + v.at, (*v.tokens, *v.behind)) for v in variants]
+    places = [(begin + v.edit.at, (*v.edit.tokens, *v.behind)) for v in variants]
     scores = _scores(whisper, held, states, result, places)
     for variant, new in zip(variants, scores, strict=True):
-        old = result.logprobs[variant.at : variant.end + len(variant.behind)]
+        old = result.logprobs[variant.edit.at : variant.edit.end + len(variant.behind)]
         margin = float(new.sum()) - math.fsum(old) + variant.yields
-        better.append((margin, variant, variant.edit(new, old)))
+        better.append((margin, variant, variant.scored(new, old)))
     # Once it is a term, the same words are one everywhere in the window.
     taken = {variant.pair for margin, variant, _ in better if margin > 0}
     chosen = list[Edit]()
@@ -158,8 +147,8 @@ def _variants(
             usual = YIELDS * len(ids)
             unusual = YIELDS_BY_LIKENESS * (candidate.likeness - USUAL_LIKENESS)
             yields = candidate.term.weight * (usual + unusual)
-            at, instead = own.start, own.stop - own.start
-            yield Variant(at, instead, tuple(ids), behind, len(lead), core, written, yields)
+            place = (own.start, own.stop - own.start, tuple(ids), ())
+            yield Variant(Edit(*place, len(lead), core, written, "terms"), behind, yields)
 
 
 def _parts(heard: str) -> tuple[str, str, str]:

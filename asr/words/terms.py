@@ -30,9 +30,6 @@ LONGEST_TERM = 100
 
 MOST_WEIGHT = 10.0
 
-LARGEST = 4_000_000
-"""Bytes of a file with a list."""
-
 ALIKE = 0.62
 """How alike a term and what was written have to be. Of 73 terms of readers that whisper-base writes wrong 72
 are, of 83 of tiny.en's 80, and of 1,000 other names 30 are in a reader's text; from 0.65 on 70, 79 and 20. By
@@ -101,14 +98,9 @@ def read_terms(lines: Sequence[str]) -> tuple[Term, ...]:
 def lines_of(option: str, path: str | Path) -> tuple[str, ...]:
     """The lines of a text file that `option` names. Raises UsageError for one that cannot be read or says
     nothing."""
-    try:
-        with Path(path).open("rb") as opened:
-            data = opened.read(LARGEST + 1)
-        lines = tuple(data.decode("utf-8-sig").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{option} {path} cannot be read: {error}") from error
-    if len(data) > LARGEST:
-        raise UsageError(f"{option} {path} has more than {LARGEST:,} bytes: it is no list")
+    from ..formats.files import read_text
+
+    lines = tuple(read_text(option, path).splitlines())
     if not any(says(line, number, "term") for number, line in enumerate(lines, 1)):
         raise UsageError(f"{option} {path} is empty; write one entry in each line")
     return lines

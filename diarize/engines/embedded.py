@@ -9,8 +9,6 @@ the segmentation reads each second of the recording twice, as its chunks overlap
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import version
 from itertools import pairwise
@@ -19,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from forescribe.asr.errors import CapacityError, out_of_memory
-from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Notice
+from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.speculative.device import SideStream, choose
 from forescribe.speculative.models import hub
 
@@ -33,6 +30,7 @@ from ..diarizer import (
     SimilarityThresholds,
     StageHook,
     Voice,
+    capacity_errors,
     ignore_progress,
 )
 from ..turns import Turns
@@ -144,20 +142,6 @@ class EmbeddedDiarizer:
             done = (first + len(some)) / len(order)
             hook("embeddings", SEGMENTED + (ENCODED - SEGMENTED) * done)
         return found
-
-
-@contextmanager
-def capacity_errors(samples: Samples) -> Iterator[None]:
-    """Raises CapacityError where memory runs out while `samples` are diarized."""
-    try:
-        yield
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        raise CapacityError(
-            f"out of memory while diarizing {len(samples) / SAMPLE_RATE:.0f} s; "
-            "choose another --device"
-        ) from error
 
 
 def described(activity: Activity, vectors: NDArray[np.float64]) -> Pieces:

@@ -23,7 +23,7 @@ import numpy as np
 
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
-from ..diarizer import MOST_SPEAKERS, Samples, Voice
+from ..diarizer import MOST_SPEAKERS, Samples, Voice, capacity_errors
 from ..known_speakers import KnownSpeaker, match_voices
 from ..turns import UNKNOWN, Turns
 from . import clustering
@@ -40,7 +40,7 @@ from .clustering import (
     densities,
     unit,
 )
-from .embedded import EmbeddedDiarizer, capacity_errors
+from .embedded import EmbeddedDiarizer
 from .segmentation import turns_of
 
 ONE_S = np.ones(1)

@@ -21,10 +21,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forescribe.asr.errors import CapacityError, out_of_memory
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, samples_at
 
-from ..diarizer import Bounds, Diarization, Engine, Samples, StageHook, Voice, ignore_progress
+from ..diarizer import (
+    Bounds,
+    Diarization,
+    Engine,
+    Samples,
+    StageHook,
+    Voice,
+    capacity_errors,
+    ignore_progress,
+)
 from ..turns import Turns
 from .upstream import Annotation, SlidingWindowFeature, SpeakerDiarization
 
@@ -44,11 +52,7 @@ LEAST_NORM = 1e-6
 class PyannoteDiarizer:
     """One pipeline on one device. Calls run one at a time, as a pipeline keeps state."""
 
-    def __init__(
-        self,
-        pipeline: SpeakerDiarization,
-        engine: Engine,
-    ) -> None:
+    def __init__(self, pipeline: SpeakerDiarization, engine: Engine) -> None:
         self.pipeline, self.engine = pipeline, engine
         self._lock = threading.Lock()
 
@@ -58,8 +62,18 @@ class PyannoteDiarizer:
         bounds = bounds or Bounds()
         if len(samples) < SHORTEST:
             return Diarization.of(Turns(), Turns(), (), len(samples), self.engine)
-        with self._lock:
-            output = self._run(samples, bounds, hook)
+        with self._lock, capacity_errors(samples):
+            output = self.pipeline(
+                {
+                    "waveform": torch.from_numpy(np.ascontiguousarray(samples, np.float32))[None],
+                    "sample_rate": SAMPLE_RATE,
+                    "uri": "recording",
+                },
+                num_speakers=bounds.exactly,
+                min_speakers=bounds.at_least,
+                max_speakers=bounds.most,
+                hook=_progress(hook),
+            )
         exclusive = _turns(output.exclusive_speaker_diarization)
         regular = _turns(output.speaker_diarization)
         found = Diarization.of(
@@ -72,41 +86,6 @@ class PyannoteDiarizer:
         )
         hook("done", 1.0)
         return found
-
-    def _run(self, samples: Samples, bounds: Bounds, hook: StageHook) -> Any:
-        file = {
-            "waveform": torch.from_numpy(np.ascontiguousarray(samples, np.float32))[None],
-            "sample_rate": SAMPLE_RATE,
-            "uri": "recording",
-        }
-        while True:
-            try:
-                return self.pipeline(
-                    file,
-                    num_speakers=bounds.exactly,
-                    min_speakers=bounds.at_least,
-                    max_speakers=bounds.most,
-                    hook=_progress(hook),
-                )
-            except Exception as error:
-                if not out_of_memory(error):
-                    raise
-                largest = max(self.pipeline.segmentation_batch_size, self._embedded)
-                if largest <= 1:
-                    raise CapacityError(
-                        f"out of memory while diarizing {len(samples) / SAMPLE_RATE:.0f} s; "
-                        "choose another --device"
-                    ) from error
-            # Outside the handler, whose traceback keeps the tensors of the failed call alive.
-            self.pipeline.segmentation_batch_size = max(
-                1, self.pipeline.segmentation_batch_size // 2
-            )
-            self.pipeline.embedding_batch_size = max(1, self._embedded // 2)
-            torch.cuda.empty_cache()
-
-    @property
-    def _embedded(self) -> int:
-        return int(self.pipeline.embedding_batch_size)
 
     def _voices(self, annotation: Annotation, vectors: Any, exclusive: Turns) -> tuple[Voice, ...]:
         """Voices from pyannote's vectors: rows in the order of labels, which may be missing, zero or NaN

@@ -1,7 +1,4 @@
-"""Engines by name: those of this package, pyannote pipelines in a folder, and engines of other packages.
-
-Another package adds an engine by an entry point of the group `forescribe.diarizers`: a function that
-takes the name of a device and returns a Diarizer.
+"""Engines by name: the embedded one, and pyannote pipelines in a folder.
 
 pyannote's community-1 is the most accurate open pipeline. Its weights (CC-BY-4.0) require accepting terms on
 the hub, so they are not part of this package. They are read from a folder, from the hub's cache, or
@@ -13,8 +10,7 @@ This module is light; an engine imports torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +25,9 @@ if TYPE_CHECKING:
     from .embedded import EmbeddedDiarizer
     from .pyannote_pipeline import PyannoteDiarizer
 
-GROUP = "forescribe.diarizers"
 AUTO = "auto"
 COMMUNITY = "community-1"
 EMBEDDED = "embedded"
-GONE = {"nemotron": "use embedded or community-1"}
-"""Engines of the version before, and what to use instead."""
 
 REPOSITORY = "pyannote/speaker-diarization-community-1"
 FOLDER_VARIABLE = "FORESCRIBE_COMMUNITY_1"
@@ -79,13 +72,6 @@ HOW = (
     "--diarizer embedded, which needs no download"
 )
 
-Factory = Callable[[str], Diarizer]
-
-
-def names() -> list[str]:
-    """The names that --diarizer accepts, besides folders."""
-    return [AUTO, COMMUNITY, EMBEDDED, *sorted(_entry_points())]
-
 
 def resolve(name: str, *, network: bool = True) -> str | Path:
     """Resolve `name` to an engine's name or a folder, without loading it.
@@ -94,20 +80,17 @@ def resolve(name: str, *, network: bool = True) -> str | Path:
     `community-1`, also by the name of its repository, is downloaded if necessary and `network` allows it.
     Raises UsageError for an unknown name and ModelError if it is not available.
     """
+    if name == EMBEDDED:
+        return EMBEDDED
     if name == AUTO:
         return _find_community() or EMBEDDED
     if name in (COMMUNITY, REPOSITORY):
         return _locate_community(network)
-    if name == EMBEDDED or name in _entry_points():
-        return name
-    if name in GONE:
-        raise UsageError(f"--diarizer {name} is gone: {GONE[name]}")
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _checked(folder)
-    raise UsageError(
-        f"--diarizer {name} is neither an engine nor a folder; known: {', '.join(names())}"
-    )
+    known = f"{AUTO}, {COMMUNITY}, {EMBEDDED}"
+    raise UsageError(f"--diarizer {name} is neither an engine nor a folder; known: {known}")
 
 
 @loading()
@@ -115,22 +98,10 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
     """Load the engine. Raises the errors of `resolve`, DeviceError, and ModelError for weights that
     cannot be loaded."""
     chosen = resolve(name, network=network)
-    place = _device(device)
     if isinstance(chosen, Path):
         title = COMMUNITY if name in (AUTO, COMMUNITY, REPOSITORY) else str(chosen)
-        return load_pipeline(chosen, device=place, name=title)
-    if chosen == EMBEDDED:
-        from .embedded import EmbeddedDiarizer
-
-        return EmbeddedDiarizer(device=place)
-    point = _entry_points()[chosen]
-    try:
-        factory: Factory = point.load()
-    except Exception as error:  # code of another package may raise anything
-        raise ModelError(
-            f"--diarizer {point.name}: {point.value} cannot be loaded: {error}"
-        ) from error
-    return factory(place)
+        return load_pipeline(chosen, device=_device(device), name=title)
+    return load_online(device=device)
 
 
 def check_online() -> None:
@@ -151,10 +122,6 @@ def load_online(loaded: Diarizer | None = None, *, device: str = "auto") -> Embe
     if isinstance(loaded, EmbeddedDiarizer):
         return loaded
     return EmbeddedDiarizer(device=_device(device))
-
-
-def _entry_points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def _device(name: str) -> str:
@@ -196,10 +163,7 @@ def _locate_community(network: bool) -> Path:
 
     try:
         return _checked(Path(snapshot_download(REPOSITORY, etag_timeout=5.0)))
-    except (
-        GatedRepoError,
-        RepositoryNotFoundError,
-    ) as error:  # the answer without a token
+    except (GatedRepoError, RepositoryNotFoundError) as error:  # the answer without a token
         raise ModelError(f"{COMMUNITY}: the hub denies access: {HOW}") from error
     except ModelError:
         raise

@@ -33,9 +33,11 @@ from numpy.typing import NDArray
 from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
+from ..diarizer import Samples
 from ..turns import Turns
+from .clustering import Flags, Labels
 from .upstream import Problem, PyanNet, Resolution, Specifications
-from .voice_encoder import HOP, Samples, frame_power, read_weights
+from .voice_encoder import HOP, frame_power, read_weights
 
 NAME = "segmentation.safetensors.xz"
 """The file of weights in a folder."""
@@ -61,8 +63,6 @@ BATCH = 8
 """Chunks. On CPUs more are slower, as their activations leave the caches."""
 
 Probabilities = NDArray[np.float32]
-Flags = NDArray[np.bool_]
-Labels = NDArray[np.int64]
 
 FRAMES_PER_S = 100
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import lzma
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,8 @@ from torch.nn import functional
 from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.speculative.models.quantized import floats
+
+from ..diarizer import Samples
 
 NAME = "voice.safetensors.xz"
 """The file of weights in a folder."""
@@ -67,8 +69,6 @@ SILENT = 1e-6
 
 PART = 6000
 """Frames of features computed at a time, one minute."""
-
-Samples = NDArray[np.float32]
 
 
 class VoiceEncoder:
@@ -200,11 +200,8 @@ def features(samples: Samples, device: torch.device | str = "cpu") -> Tensor:
 
 
 def load(folder: Path, device: torch.device | str = "cpu") -> VoiceEncoder:
-    """Load the encoder. Raises ModelError if the file is missing or holds something else."""
-    weights = read_weights(folder / NAME)
-    if weights.keys() != set(_names()):
-        raise ModelError(f"no speaker encoder of this version in {str(folder / NAME)!r}")
-    return VoiceEncoder(weights, device)
+    """Load the encoder. Raises ModelError if the file is missing or damaged."""
+    return VoiceEncoder(read_weights(folder / NAME), device)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -217,26 +214,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return {name: tensor.float() for name, tensor in floats(stored).items()}
     except (OSError, ValueError, lzma.LZMAError, SafetensorError) as error:
         raise ModelError(f"no weights in {str(path)!r}: {error}") from error
-
-
-def _names() -> Iterator[str]:
-    """The names of all weights."""
-    names = ["first", "last"]
-    for stage in (1, 2):
-        names += [f"{stage}.0.first", f"{stage}.0.second", f"{stage}.0.shortcut"]
-        names += [f"{stage}.1.first", f"{stage}.1.second"]
-    for name in names:
-        yield from (f"head.{name}.weight", f"head.{name}.bias")
-    yield from ("time.weight", "time.bias", "output.weight", "output.bias")
-    yield from ("dense.out.scale", "dense.out.shift")
-    for block, (layers, _) in enumerate(LAYERS):
-        for part in ("scale", "shift", "weight"):
-            yield f"dense.{block}.out.{part}"
-        for layer in range(layers):
-            name = f"dense.{block}.{layer}"
-            yield from (f"{name}.scale", f"{name}.shift", f"{name}.local.weight")
-            for part in ("reduce", "narrow", "wide"):
-                yield from (f"{name}.{part}.weight", f"{name}.{part}.bias")
 
 
 def _repeated(rows: Tensor, length: int) -> Tensor:

@@ -19,8 +19,7 @@ from forescribe.diarize.attribution import attribute_speakers
 from forescribe.diarize.engines import registry
 from forescribe.diarize.turns import Turns
 from tests.diarize.conversations import transcript
-from tests.diarize.engines.fake_engines import sound
-from tests.diarize.engines.test_community import Point
+from tests.diarize.engines.fake_engines import LevelDiarizer, sound
 
 ROOT = Path(__file__).parent.parent.parent
 CONVERSATION = ROOT / "samples" / "conversation.flac"
@@ -85,7 +84,7 @@ def test_a_transcript_gets_new_speakers_with_one_name_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr(registry, "load", lambda name, **options: LevelDiarizer())
     soundfile.write("talk.wav", sound((1, 0.5), (1, 0.1)), 16_000)
     soundfile.write("long.wav", sound((3, 0.5)), 16_000)
     words = [Word(f" {n}.", 8000 * n, 8000 * (n + 1)) for n in range(4)]
@@ -94,7 +93,7 @@ def test_a_transcript_gets_new_speakers_with_one_name_everywhere(
     Path("old.json").write_text(json.dumps(old.to_dict()))
 
     def again(audio: str, *more: str) -> int:
-        command = ["diarize", "--transcript", "old.json", audio, "--diarizer", "level", *more]
+        command = ["diarize", "--transcript", "old.json", audio, "--diarizer", "embedded", *more]
         return CliRunner().invoke(app, command, catch_exceptions=False).exit_code
 
     assert again("talk.wav", "-f", "all") == 0

@@ -48,7 +48,7 @@ TONE = (0.3 * np.sin(np.arange(10 * RATE) * 0.05) * 32767).astype("<i2").tobytes
 
 
 def words(item: int, text: str) -> Delta:
-    return Delta(item, (LiveWord(text),), 0.0)
+    return Delta(item, (LiveWord(text),))
 
 
 def completed(number: int, text: str, start_s: float = 0.0, seconds: float = 1.0) -> list[Event]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -45,9 +44,7 @@ def test_a_count_outside_of_the_bounds_is_said_and_silence_breaks_none() -> None
 def test_a_diarization_names_by_first_appearance_and_ends_with_the_recording(given: Turns) -> None:
     length = 3000 * 16
     voices = tuple(Voice(who, np.array([1, 0], np.float32), 1) for who in "ABCD")
-    found = Diarization.of(given, given.exclusive(), voices, length, Engine("test"))
+    found = Diarization.of(given, given, voices, length, Engine("test"))
     assert found.speakers == tuple(map(anonymous, range(len(found.speakers))))
     assert [voice.speaker for voice in found.voices] == list(found.speakers)
     assert all(turn.end_sample <= length for turn in found.regular)
-    data = json.loads(json.dumps(found.to_dict()))
-    assert data["duration"] == 3.0 and data["speakers"] == list(found.speakers)

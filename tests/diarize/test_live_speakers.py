@@ -57,7 +57,7 @@ def completed(item: int, *words: tuple[str, float]) -> Completed:
 def test_words_have_the_speakers_of_their_windows(worker: ThreadPoolExecutor) -> None:
     told: list[Event] = []
     speakers = LiveSpeakers(ByLevel, told.append, worker)
-    delta = Delta(1, (LiveWord("one"),), 1.0)
+    delta = Delta(1, (LiveWord("one"),))
     first = completed(1, ("one", 0), ("two", 1), ("three", 6), ("four", 10))
     for event in (
         speech(1, 0, (1.0, 1), (1.0, 2)),
@@ -109,7 +109,7 @@ def test_nothing_waits_for_speakers_and_what_is_cancelled_is_not_told(
     speakers = LiveSpeakers(ByLevel, told.append, worker)
     speakers(speech(1, 0, (2.0, 1)))
     speakers(completed(1, ("one", 0)))
-    speakers(Delta(2, (), 3.0))
+    speakers(Delta(2, ()))
     assert len(told) == 1 and speakers.behind_s == 2 and not speakers.wait(0)
     speakers.cancel()
     go.set()

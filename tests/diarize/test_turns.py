@@ -35,15 +35,6 @@ def test_rttm_gives_back_what_it_was_given(given: Turns) -> None:
 
 
 @given(turns())
-def test_exclusive_turns_cover_the_same_samples_one_speaker_at_a_time(given: Turns) -> None:
-    alone = given.exclusive()
-    assert all(a.end_sample <= b.start_sample for a, b in zip(alone, list(alone)[1:], strict=False))
-    for sample in range(0, 6000 * MS, 50 * MS):
-        there, chosen = at(given, sample), at(alone, sample)
-        assert len(chosen) == bool(there) and chosen <= there
-
-
-@given(turns())
 def test_joined_turns_have_gaps_between_turns_of_one_speaker(given: Turns) -> None:
     joined = given.joined()
     for speaker in joined.speakers:

@@ -24,7 +24,6 @@ NOTEBOOK = ROOT / "notebooks" / "walkthrough.ipynb"
 NAME = re.compile(r"\bforescribe(?:\.[A-Za-z_]\w*)+")
 ENDINGS = ("json", "toml")
 OTHERS = {
-    "forescribe.diarizers": "diarize",
     "forescribe.hypothesis": "api",
 }
 """Groups of entry points and an event, with the part that knows each."""

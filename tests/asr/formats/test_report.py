@@ -17,7 +17,6 @@ import soundfile
 
 from forescribe.asr.decode.outcome import source_stats
 from forescribe.asr.errors import OutputError, UsageError
-from forescribe.asr.formats import files as writers
 from forescribe.asr.formats import report
 from forescribe.asr.formats.report import (
     Reports,
@@ -167,7 +166,7 @@ def test_a_page_that_cannot_be_written_stops_no_recording(tmp_path) -> None:
 
 def test_what_an_earlier_run_has_done_is_shown_from_its_json(tmp_path) -> None:
     told, name = spoken("one two", speakers=("A",)), str(wav(tmp_path / "a.wav"))
-    files = tuple(writers.write(told, tmp_path, "a", "txt,json"))
+    files = [told.save(tmp_path / name) for name in ("a.txt", "a.json")]
     reports = Reports.plan(str(tmp_path / "r.html"), {name: "a"})
     assert reports.add_skipped(name, files)
     assert not reports.add_skipped(name, files[:1])

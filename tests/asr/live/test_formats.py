@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forescribe.asr.live.formats import TABLES, AudioInput
+from forescribe.asr.live.formats import AudioInput, g711
 
 RNG = np.random.default_rng(0)
 PCM = RNG.integers(-30_000, 30_000, 4801).astype("<i2")
@@ -13,7 +13,7 @@ PCM = RNG.integers(-30_000, 30_000, 4801).astype("<i2")
 
 def encoded(samples: np.ndarray, kind: str) -> bytes:
     """16-bit samples in G.711: of each the code whose sample is the nearest."""
-    table = TABLES[kind] * 32768
+    table = g711(kind) * 32768
     order = np.argsort(table, kind="stable")
     sorted_table = table[order]
     at = np.clip(np.searchsorted(sorted_table, samples), 1, 255)
@@ -33,8 +33,8 @@ def encoded(samples: np.ndarray, kind: str) -> bytes:
     ],
 )
 def test_codes_of_g711(kind, samples) -> None:
-    table = TABLES[kind] * 32768
-    assert {code: round(float(table[code])) for code in samples} == samples
+    found = g711(kind) * 32768
+    assert {code: round(float(found[code])) for code in samples} == samples
 
 
 @pytest.mark.parametrize("size", [1, 7, 333, 100_000])

@@ -24,7 +24,7 @@ from forescribe.asr.live.events import (
     LiveOptions,
     TurnDetection,
 )
-from forescribe.asr.live.passes import Pass
+from forescribe.asr.live.item import Pass
 from forescribe.asr.live.stream import STEP, LiveStream
 from forescribe.asr.segment.vad import FRAME
 from forescribe.asr.segment.windows import MAX_SAMPLES
@@ -79,8 +79,10 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    bindings = SimpleNamespace(of=lambda *_: SimpleNamespace(tentative=None, final=None))
-    monkeypatch.setattr(live_stream, "Bindings", bindings)
+    def bound(options: Any, context: Any) -> Any:
+        return SimpleNamespace(context=context, tentative=None, final=None)
+
+    monkeypatch.setattr(live_stream.Bindings, "of", bound)
     monkeypatch.setattr(Pass, "start", lambda one, session, *_: session.begin(one))
     return Engine()
 
@@ -144,7 +146,7 @@ def test_turns_have_the_times_of_the_audio_to_the_end(engine: Engine, minutes: i
     stream = talk(engine, told, LiveOptions(turns=TurnDetection(silence_s=0.5)))
     for _ in range(minutes):
         fed(engine, stream, samples=speech(60, every_s=6, lasting_s=2.5))
-        assert len(stream._steps.rest) < STEP and len(stream._before) <= 0.3 * RATE
+        assert len(stream._waiting) < STEP and len(stream._before) <= 0.3 * RATE
         assert stream._item is None or stream._item.length < 4 * RATE
         assert len(stream._ending) <= 1
     stream.finish()

@@ -60,7 +60,7 @@ def test_words_need_not_be_whole_where_no_spaces_are_written() -> None:
     [
         (["Lynde"], "write 'heard => meant'"),
         (["... => x"], "give words to replace"),
-        (["a => b", "", "A => c"], "replacement 3, 'A => c': line 1 writes 'b'"),
+        (["a => b", "", "A => c"], "replacement 3, 'A => c': another line writes 'b'"),
         (["/(/ => x"], r"replacement 1, '/\(/ => x': missing \)"),
         ([r"/a/ => \1"], "no such group"),
         (["a => b\x07"], "write 'heard => meant'"),

@@ -8,7 +8,6 @@ import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
@@ -97,26 +96,6 @@ def test_kernels_sharpen_and_align_to_the_bits_of_torch_and_numpy(heads, rows, f
         patched.setattr(timing, "_kernels", lambda: None)
         assert torch.equal(maps, timing._sharpened(scores, span))
         assert starts == boundaries(maps.mean(0), len(span) - 1, frames * 320)
-
-
-@pytest.mark.native
-def test_operators_for_a_window_are_as_many_whatever_its_heads_and_tokens():
-    """Each takes the interpreter's lock, on the thread that feeds a card."""
-
-    class Counted(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.count += 1
-            return function(*args, **(kwargs or {}))
-
-    found = []
-    for heads, rows in ((1, 5), (8, 110)):
-        scores = torch.randn((heads, rows, 1500))
-        with Counted() as counted:
-            boundaries(timing._sharpened(scores, range(3, rows)).mean(0), rows - 4, 1500 * 320)
-        found.append(counted.count)
-    assert found[0] == found[1] < 12
 
 
 def test_heads_are_those_of_the_generation_config_or_the_upper_half(whisper, monkeypatch):

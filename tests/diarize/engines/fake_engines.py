@@ -51,7 +51,7 @@ class LevelDiarizer:
         hook("levels", 1.0)
         return Diarization.of(
             turns,
-            turns.exclusive(),
+            turns,
             tuple(Voice(who, vector(who), turns.samples_of(who)) for who in turns.speakers),
             len(samples),
             self.engine,
@@ -68,11 +68,6 @@ def sound(*parts: tuple[float, float]) -> Samples:
     return np.concatenate(
         [np.full(round(length * RATE), level, np.float32) for length, level in parts]
     )
-
-
-def make_level(device: str) -> LevelDiarizer:
-    """An entry point's factory."""
-    return LevelDiarizer()
 
 
 def community_folder(folder: Path) -> Path:

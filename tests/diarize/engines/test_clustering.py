@@ -92,12 +92,6 @@ def valid(found: Clusters, count: int) -> bool:
     )
 
 
-# The PLDA
-
-
-# Speakers and their number
-
-
 @pytest.mark.parametrize("speakers", [1, 2, 3, 5, 10])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_voices_are_told_apart_and_counted(plda: Plda, speakers: int, seed: int) -> None:
@@ -146,9 +140,6 @@ def test_speakers_who_sound_nearly_alike_are_one(
     assert same(apart.labels, given.truth)
 
 
-# Short pieces
-
-
 def test_short_pieces_go_with_their_speaker_and_found_none(plda: Plda) -> None:
     given = talk(plda, 4)
     seconds = np.where(given.truth == 3, 0.4, given.pieces.seconds)
@@ -157,9 +148,6 @@ def test_short_pieces_go_with_their_speaker_and_found_none(plda: Plda) -> None:
     assert valid(found, len(given.truth)) and len(found.means) == 3
     known = given.truth != 3
     assert same(found.labels[known], given.truth[known])
-
-
-# What the segmentation heard
 
 
 def line(*places: float) -> np.ndarray:
@@ -178,6 +166,3 @@ def test_who_speaks_at_once_is_never_merged_not_even_with_equal_vectors(
     weights = plda.precision(np.ones(5))
     labels = agglomerate(vectors, weights, plda.psi, np.zeros((5, 5)), apart, 1, most)
     assert labels[0] != labels[1] and labels.max() + 1 == max(2, min(most, 3))
-
-
-# Agglomeration against the definition

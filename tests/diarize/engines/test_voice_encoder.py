@@ -20,7 +20,6 @@ from forescribe.diarize.engines.voice_encoder import (
     DIMENSION,
     NAME,
     VoiceEncoder,
-    _names,
     features,
     load,
 )
@@ -64,22 +63,13 @@ def test_a_vector_does_not_depend_on_the_rows_beside_it(
     assert cosines(many[:-1], alone[order]).min() > 1 - 1e-4
 
 
-@pytest.mark.parametrize(
-    ("gain", "least"),
-    [
-        (2.0, 0.99),
-        (0.5, 0.99),
-        (0.1, 0.99),
-        (0.01, 0.99),
-        (0.001, 0.99),
-    ],
-)
+@pytest.mark.parametrize("gain", [2.0, 0.5, 0.1, 0.01, 0.001])
 def test_the_level_hardly_changes_a_vector(
-    encoder: VoiceEncoder, memo: np.ndarray, gain: float, least: float
+    encoder: VoiceEncoder, memo: np.ndarray, gain: float
 ) -> None:
     part = memo[RATE : 3 * RATE]
     as_it_is, scaled = (encoder.vectors([features(part * np.float32(g))]) for g in (1.0, gain))
-    assert cosines(as_it_is, scaled)[0] > least
+    assert cosines(as_it_is, scaled)[0] > 0.99
 
 
 def test_two_halves_of_a_reader_are_more_alike_than_two_readers(
@@ -96,9 +86,6 @@ def test_two_halves_of_a_reader_are_more_alike_than_two_readers(
     assert max(first @ other, second @ other) < 0.45
 
 
-# Features
-
-
 # Files
 
 
@@ -111,11 +98,6 @@ def small(**tensors: torch.Tensor) -> bytes:
     return lzma.compress(save(tensors), preset=0)
 
 
-def incomplete() -> bytes:
-    """One that lacks a weight."""
-    return small(**{name: torch.zeros(1) for name in _names() if name != "output.bias"})
-
-
 @pytest.mark.parametrize(
     "contents",
     [
@@ -125,23 +107,11 @@ def incomplete() -> bytes:
         lambda: bundled()[:-1000],
         lambda: bundled()[:500_000] + b"\xff" * 100 + bundled()[500_100:],
         lambda: lzma.decompress(bundled()),
-        lambda: small(weight=torch.zeros(2, 2)),
         lambda: small(weight=torch.zeros(2, 2, dtype=torch.int8)),
-        incomplete,
     ],
-    ids=[
-        "missing",
-        "empty",
-        "zeros",
-        "cut",
-        "changed",
-        "plain",
-        "foreign",
-        "no scales",
-        "incomplete",
-    ],
+    ids=["missing", "empty", "zeros", "cut", "changed", "plain", "no scales"],
 )
-def test_a_missing_damaged_or_foreign_file_is_named(
+def test_a_missing_or_damaged_file_is_named(
     tmp_path: Path, contents: Callable[[], bytes] | None
 ) -> None:
     if contents is not None:

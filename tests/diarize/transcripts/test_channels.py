@@ -150,12 +150,12 @@ def test_calls_of_a_run_share_the_transcriber_and_none_takes_another_with_it(
         stereo(tmp_path / f"{name}.wav", seconds=seconds)
     soundfile.write(tmp_path / "mono.wav", np.zeros(RATE), RATE)
     names = [str(tmp_path / f"{n}.wav") for n in ("a", "mono", "b", "broken")]
-    found = {o.name: o for o in ChannelTranscriber(Parrot(), ["agent"]).transcribe([*names, "-"])}
+    found = {o.name: o for o in ChannelTranscriber(Parrot()).transcribe([*names, "-"])}
     assert set(found) == {*names, "-"}
     one, mono, two, broken = (found[name] for name in names)
     assert one.transcript is not None and two.transcript is not None
     assert [(s.speaker, s.text) for s in two.transcript.segments] == [
-        ("agent", " 2"),
+        ("CHANNEL_1", " 2"),
         ("CHANNEL_2", " 2"),
     ]
     assert isinstance(mono.error, UsageError) and isinstance(broken.error, AudioError)
