@@ -385,6 +385,6 @@ def shown_url(text: str) -> str:
     from forescribe.asr.storage.locations import Location
 
     try:
-        return Location.parse(text).shown
+        return str(Location.parse(text))
     except UsageError:
         return text.partition("://")[0] + "://..."

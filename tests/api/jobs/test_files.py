@@ -18,7 +18,7 @@ from forescribe.asr.errors import OutputError, StorageError, UsageError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import open_store
 from tests.api.conftest import until
-from tests.asr.storage.emulator import moto_environment, running
+from tests.asr.storage.emulator import running
 
 ROOT = Path(__file__).parents[3]
 
@@ -214,8 +214,8 @@ def test_a_copy_of_a_deleted_object_leaves_with_its_last_user(tmp_path) -> None:
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    with running(moto_environment(tmp_path_factory.mktemp("moto") / "env")) as server:
+def s3():
+    with running() as server:
         server.make_bucket("service")
         yield server
 
