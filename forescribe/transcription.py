@@ -287,16 +287,16 @@ def speech_segments(
 ) -> tuple[SpeechSegment, ...]:
     """Where somebody speaks, by silero-vad. Pauses below `min_pause_s` are part of a segment; then segments
     below `min_speech_s` are left out. Raises AudioError, StorageError, UsageError."""
-    from forescribe.asr.segment.cutter import VoiceRuns
+    from forescribe.asr.segment.cutter import cut
     from forescribe.asr.segment.vad import SileroDetector
 
-    voice = VoiceRuns(SileroDetector())
     with _local(as_input(audio, sample_rate)) as here, open_audio(here) as recording:
-        for _ in voice.through(recording.blocks()):
-            pass
+        windows = cut(recording.blocks(), SileroDetector(), skip_silence=False)
+        runs = [run for window in windows for run in window.voiced or ()]
     found: list[SpeechSegment] = []
-    for start, end in (map(seconds, run) for run in voice.runs()):
-        joined = found and start - found[-1].end < min_pause_s
+    for start, end in (map(seconds, run) for run in runs):
+        # A window may end within a run.
+        joined = found and (start == found[-1].end or start - found[-1].end < min_pause_s)
         found.append(SpeechSegment(found.pop().start if joined else start, end))
     return tuple(speech for speech in found if speech.end - speech.start >= min_speech_s)
 

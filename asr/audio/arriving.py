@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..errors import AudioError, UsageError, how_to_install
 from ..formats.transcript_parts import Notice
-from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, scaled
+from .containers import Pcm, Reader, check_format, scaled
 from .opening import is_known
 from .reading import Recording, open_audio
 
@@ -54,12 +54,8 @@ KINDS = (
     (0, b"\x1aE\xdf\xa3", "webm or mkv"),
     (0, b"FORM", "aiff"),
     (0, b"caff", "caf"),
-    (0, b".snd", "au"),
-    (0, b"RIFX", "wav with big-endian samples"),
+    (0, b"RIFF", "RIFF without sound"),
     (0, b"RF64", "wav of more than 4 GB"),
-    (0, b"\x1f\x8b", "gzip"),
-    (0, b"PK\x03\x04", "zip"),
-    (0, b"#!AMR", "amr"),
 )
 """First bytes of what is no wav file and no samples, with their place."""
 
@@ -75,17 +71,11 @@ class ByteSource(Protocol):
 @dataclass(frozen=True)
 class PcmFormat:
     """How samples stand in bytes: numpy's type (`s3` for 24 bits), the rate in Hz, and the channels, which
-    alternate. Raises UsageError for impossible values."""
+    alternate."""
 
     rate: int = 16_000
     channels: int = 1
     kind: str = "<i2"
-
-    def __post_init__(self) -> None:
-        if not MIN_RATE <= self.rate <= MAX_RATE:
-            raise UsageError(f"rate {self.rate}: it must be {MIN_RATE} to {MAX_RATE} Hz")
-        if not 1 <= self.channels <= MAX_CHANNELS:
-            raise UsageError(f"channels {self.channels}: there must be 1 to {MAX_CHANNELS}")
 
     @property
     def frame(self) -> int:
@@ -235,13 +225,10 @@ def input_devices() -> list[str]:
     ]
 
 
-class _PipeReader:
-    """A pipe as a container of one stream."""
-
-    declared_s: float | None = None
+class _PipeReader(Reader):
+    """A pipe, which belongs to the caller, as a container of one stream."""
 
     def __init__(self, file: ByteSource, name: str) -> None:
-        self.notices: list[Notice] = []
         self._file, self._name = file, name
         self._held = b""
 
@@ -262,9 +249,6 @@ class _PipeReader:
                 f"convert it with {REMEDY}, or transcribe the file with `forescribe transcribe`"
             )
         yield from self._samples(PcmFormat(), None)
-
-    def close(self) -> None:
-        """Nothing to close: the pipe belongs to the caller."""
 
     def _wav(self) -> Iterator[Pcm]:
         """The samples of a wav file, and of others that follow it."""
@@ -287,7 +271,7 @@ class _PipeReader:
                 self._skip(size + size % 2)
             else:
                 text = f"{self._name}: what follows the samples of the wav file is not read"
-                self.notices.append(Notice("unread_audio", text))
+                self.notices = (*self.notices, Notice("unread_audio", text))
                 return
 
     def _format(self, chunk: bytes) -> PcmFormat:
@@ -296,12 +280,9 @@ class _PipeReader:
         tag, channels, rate, _, frame, bits = struct.unpack("<HHIIHH", chunk[:16])
         if tag == 0xFFFE and len(chunk) >= 26:  # the format is in the first bytes of its GUID
             tag = struct.unpack("<H", chunk[24:26])[0]
-        kind = WAV_KINDS.get((tag, bits))
-        try:
-            form = PcmFormat(rate, channels, kind or "<i2")
-        except UsageError as error:
-            raise AudioError(f"{self._name}: a wav file with {error.message}") from error
-        if kind is None or frame != form.frame:
+        check_format(self._name, channels, rate)
+        form = PcmFormat(rate, channels, WAV_KINDS.get((tag, bits), ""))
+        if not form.kind or frame != form.frame:
             raise AudioError(
                 f"{self._name}: a wav file of another coding (format {tag}, {bits} bits): convert it "
                 f"with {REMEDY}"
@@ -326,7 +307,7 @@ class _PipeReader:
                 f"{self._name}: it ended within a sample ({len(rest)} of {form.frame} bytes): if the words "
                 "are wrong, so is the format: 16 kHz, mono"
             )
-            self.notices.append(Notice("truncated_audio", text))
+            self.notices = (*self.notices, Notice("truncated_audio", text))
 
     def _some(self, size: int) -> bytes:
         """What is there, at most `size` bytes; nothing at the end only."""
@@ -356,33 +337,11 @@ def foreign(head: bytes) -> str | None:
     for at, magic, name in KINDS:
         if head[at : at + len(magic)] == magic:
             return f"a file ({name})"
-    if head[:4] == b"RIFF":
-        return "a file (RIFF without sound)"
-    if _is_text(head):
+    if head.isascii() and b"\0" not in head:
         return "text"
-    if len(head) < HEAD // 4:
-        return None
-    floats = np.abs(np.frombuffer(head[: len(head) // 4 * 4], "<f4"))
-    with np.errstate(invalid="ignore"):
-        if ((floats > 1e-7) & (floats < 1.5)).mean() > 0.9:
-            return "samples of 32-bit floating point (f32le)"
-    return "compressed or encrypted data, as of a file" if _is_noise(head) else None
-
-
-def _is_text(head: bytes) -> bool:
-    """Whether this is text in UTF-8. Quiet samples have bytes 0 and 255, which it has not."""
-    if len(head) < 4 or any(byte < 32 and byte not in b"\t\n\r\f\x1b" for byte in head):
-        return False
-    # A character may be cut at the end.
-    return any(_decodes(head[: len(head) - cut]) for cut in range(4))
-
-
-def _decodes(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    if len(head) >= HEAD // 4 and _is_noise(head):
+        return "compressed or encrypted data, as of a file"
+    return None
 
 
 def _is_noise(head: bytes) -> bool:
@@ -401,13 +360,10 @@ def _is_noise(head: bytes) -> bool:
     return abs(alike) < 0.15 and float((centred**4).mean()) / power**2 < 2.3
 
 
-class _Microphone:
+class _Microphone(Reader):
     """An input device as a container that does not end before `close`."""
 
-    declared_s: float | None = None
-
     def __init__(self, device: int | str | None) -> None:
-        self.notices: list[Notice] = []
         self._sounddevice = _sounddevice()
         self._blocks: queue.Queue[Samples | None] = queue.Queue(round(AHEAD_S / BLOCK_S))
         self._stream, self._rate = self._opened(device)
@@ -451,14 +407,16 @@ class _Microphone:
     def _arrived(self, samples: Samples, frames: int, times: Any, status: Any) -> None:
         """On the thread of the sound system, which must not wait."""
         if status.input_overflow:
-            self.notices.append(
-                Notice("lost_audio", "the microphone lost samples: the machine is busy")
-            )
+            self._lost("the microphone lost samples: the machine is busy")
         try:
             self._blocks.put_nowait(samples.copy())
         except queue.Full:
-            text = f"{BLOCK_S} s of the microphone were lost: nothing took them for {AHEAD_S:.0f} s"
-            self.notices.append(Notice("lost_audio", text))
+            self._lost(
+                f"{BLOCK_S} s of the microphone were lost: nothing took them for {AHEAD_S:.0f} s"
+            )
+
+    def _lost(self, text: str) -> None:
+        self.notices = (*self.notices, Notice("lost_audio", text))
 
 
 def _sounddevice() -> Any:

@@ -21,7 +21,7 @@ import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
     from av.audio.stream import AudioStream
     from av.container import InputContainer
+
+    from ..segment.windows import WindowSpan
 
 UNCOMPRESSED = frozenset({"WAV", "WAVEX", "RF64", "AIFF", "AU", "CAF", "NIST"})
 """soundfile's names of the formats that it reads here."""
@@ -102,19 +104,25 @@ class Pcm:
     rate: int
 
 
-class Reader(Protocol):
+class Reader:
     """An opened container."""
 
-    declared_s: float | None
+    declared_s: float | None = None
     """The length that the container declares, in seconds; None where it is missing or unreliable. What is
     missing of a file of samples that was cut off counts once all of it has been read."""
 
-    @property
-    def notices(self) -> Sequence[Notice]:
-        """What was wrong with the recording, as far as it was read."""
+    notices: Sequence[Notice] = ()
+    """What was wrong with the recording, as far as it was read."""
+
+    spans: Sequence[WindowSpan] | None = None
+    """Its windows where it is cut elsewhere, each of them there before the last of its samples."""
+
+    decoded = False
+    """Whether it was read elsewhere, so that it could be read, with no sample too."""
 
     def read(self) -> Iterator[Pcm]:
         """Yield the samples, once. Damage ends or interrupts them and adds a notice; it does not raise."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release resources; the file itself belongs to the caller."""
@@ -163,10 +171,8 @@ def _within_limits(channels: int, rate: int) -> bool:
     return 1 <= channels <= MAX_CHANNELS and MIN_RATE <= rate <= MAX_RATE
 
 
-def _check(name: str, channels: int, rate: int) -> None:
+def check_format(name: str, channels: int, rate: int) -> None:
     """Raise AudioError for a header with an implausible number of channels or rate."""
-    if channels < 1 or rate < 1:
-        raise AudioError(f"{name}: {channels} channels at {rate} Hz: there is no sound in it")
     if not _within_limits(channels, rate):
         many = f"{channels} channel{'s' * (channels != 1)}"
         raise AudioError(
@@ -175,7 +181,7 @@ def _check(name: str, channels: int, rate: int) -> None:
         )
 
 
-class _Bounded:
+class _Bounded(Reader):
     """A reader within the limits of what its file can hold, whose exceptions are errors of the recording."""
 
     def __init__(self, reader: Reader, file: BinaryIO, name: str) -> None:
@@ -183,11 +189,11 @@ class _Bounded:
         self._most_s = size_of(file) / MIN_BYTES_PER_S + FREE_S
         declared = reader.declared_s
         plausible = declared is not None and 0 < declared <= self._most_s
-        self.declared_s: float | None = declared if plausible else None
+        self.declared_s = declared if plausible else None
         self._unread: list[Notice] = []
 
     @property
-    def notices(self) -> Sequence[Notice]:
+    def notices(self) -> Sequence[Notice]:  # type: ignore[override]
         return (*self._reader.notices, *self._unread)
 
     def read(self) -> Iterator[Pcm]:
@@ -234,19 +240,17 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
         return None
     # A header with zero samples may come from a pipe; PyAV reads to the end of the file.
     if sound.format in UNCOMPRESSED and sound.frames and not sound.subtype.startswith("MPEG"):
-        _check(name, sound.channels, sound.samplerate)
-        return _SoundFileReader(sound, quiet, sound.frames / sound.samplerate)
+        check_format(name, sound.channels, sound.samplerate)
+        return _SoundFileReader(sound, quiet)
     sound.close()
     file.seek(0)
     return None
 
 
-@dataclass(eq=False)
-class _SoundFileReader:
-    sound: soundfile.SoundFile
-    file: CallbackFile
-    declared_s: float | None
-    notices: list[Notice] = field(default_factory=list)
+class _SoundFileReader(Reader):
+    def __init__(self, sound: soundfile.SoundFile, file: CallbackFile) -> None:
+        self.sound, self.file = sound, file
+        self.declared_s = sound.frames / sound.samplerate
 
     def read(self) -> Iterator[Pcm]:
         import soundfile
@@ -256,15 +260,14 @@ class _SoundFileReader:
                 yield Pcm(block, self.sound.samplerate)
             self.file.check()
         except soundfile.LibsndfileError as error:
-            self.notices.append(
-                Notice("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
-            )
+            text = f"reading stopped at damaged data ({_reason(error)})"
+            self.notices = (Notice("corrupt_audio", text),)
 
     def close(self) -> None:
         self.sound.close()
 
 
-class _AvReader:
+class _AvReader(Reader):
     def __init__(self, file: BinaryIO, name: str, demuxers: str) -> None:
         import av
 
@@ -286,8 +289,8 @@ class _AvReader:
             self._file.check()
             if lacks_index(file):
                 raise AudioError(
-                    f"{name}: cut off: the index of this kind of file (mp4, m4a, mov, caf) stands at its "
-                    "end and is missing, so nothing of it can be read; copy or download it again"
+                    f"{name}: cut off: the index of this kind of file (mp4, m4a, mov) stands at its end and "
+                    "is missing, so nothing of it can be read; copy or download it again"
                 ) from error
             raise _undecodable(name, _reason(error)) from error
         self._found: list[Notice] = []
@@ -301,7 +304,7 @@ class _AvReader:
             raise
 
     @property
-    def notices(self) -> Sequence[Notice]:
+    def notices(self) -> Sequence[Notice]:  # type: ignore[override]
         return (*self._found, *self._gaps.notices())
 
     def _choose(self, name: str) -> AudioStream:
@@ -318,7 +321,7 @@ class _AvReader:
             self._found.append(Notice("several_audio_streams", text))
         if stream.codec_context is None:
             raise _undecodable(name, "the codec of its sound is unknown")
-        _check(name, stream.channels, stream.sample_rate)
+        check_format(name, stream.channels, stream.sample_rate)
         found: AudioStream = stream
         return found
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..errors import AudioError, UsageError
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, seconds
 from ..segment.windows import WindowSpan
-from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, scaled
+from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, Reader, scaled
 
 ARRAY = "<array>"
 """The name of a recording that was given as samples."""
@@ -110,8 +110,7 @@ def as_input(audio: Any, rate: float | None = None) -> Input:
     if isinstance(audio, tuple):
         if len(audio) != 2 or all(isinstance(one, str | os.PathLike) for one in audio):
             raise UsageError(
-                f"a tuple of {len(audio)}; samples with their rate are (samples, rate), and several "
-                "recordings are a list"
+                "a tuple: samples are (samples, rate), and several recordings are a list"
             )
         samples, own = audio if not _is_number(audio[0]) else audio[::-1]
         return _sound(samples, own, rate)
@@ -123,9 +122,8 @@ def as_input(audio: Any, rate: float | None = None) -> Input:
         )
     if isinstance(audio, bytearray | memoryview):
         return bytes(audio)
-    if not isinstance(audio, str | os.PathLike | bytes | DecodedFile | Sound) and not hasattr(
-        audio, "read"
-    ):
+    known = isinstance(audio, str | os.PathLike | bytes | DecodedFile | Sound)
+    if not known and not hasattr(audio, "read"):
         raise UsageError(
             f"{type(audio).__name__} is no recording: give a path, the bytes of a file, a binary file "
             "object, or samples with their rate"
@@ -133,14 +131,11 @@ def as_input(audio: Any, rate: float | None = None) -> Input:
     return cast(Input, audio)
 
 
-class _SoundReader:
-    """The `Reader` of samples in memory."""
-
-    notices: tuple[Notice, ...] = ()
+class _SoundReader(Reader):
+    """Of samples in memory."""
 
     def __init__(self, sound: Sound) -> None:
-        self.sound = sound
-        self.declared_s: float | None = len(sound.samples) / sound.rate
+        self.sound, self.declared_s = sound, len(sound.samples) / sound.rate
 
     def read(self) -> Iterator[Pcm]:
         samples = scaled(self.sound.samples.copy())  # the caller may use its buffer again
@@ -148,24 +143,17 @@ class _SoundReader:
         for start in range(0, len(frames), READ_SAMPLES):
             yield Pcm(frames[start : start + READ_SAMPLES], self.sound.rate)
 
-    def close(self) -> None:
-        pass
 
+class _DecodedFileReader(Reader):
+    """Of a decoded file, which stays open: a container of one channel. Its notices say what was missing."""
 
-class _DecodedFileReader:
-    """The `Reader` of a decoded file: a container of one channel."""
-
-    declared_s: float | None = None  # the notices already say what was missing
-    decoded = True  # so they are of a recording that could be read, with no sample too
+    decoded = True
 
     def __init__(self, file: DecodedFile) -> None:
         self.file, self.notices, self.spans = file, file.notices, file.spans
 
     def read(self) -> Iterator[Pcm]:
         return read_samples(self.file.file, 0, self.file.sample_count)
-
-    def close(self) -> None:
-        """Nothing to close: the decoded file stays open."""
 
 
 def read_samples(file: BinaryIO, start: int, end: int) -> Iterator[Pcm]:
@@ -217,16 +205,13 @@ def _sound(samples: Any, own: Any, rate: float | None) -> Sound:
 
 
 def _array(samples: Any) -> NDArray[Any]:
-    if hasattr(samples, "detach"):
-        try:  # a tensor of torch, on any device, in a format that numpy may lack
+    try:
+        if hasattr(samples, "detach"):  # a tensor of torch, in a format that numpy may lack
             samples = samples.detach().cpu()
             samples = (samples.float() if samples.is_floating_point() else samples).numpy()
-        except (NotImplementedError, TypeError, RuntimeError) as error:  # sparse, or on `meta`
-            raise UsageError(f"this tensor has no samples to read: {error}") from error
-    try:
         array = np.asarray(samples)
-    except ValueError as error:
-        raise UsageError(f"samples of unequal lengths: {error}") from error
+    except (ValueError, TypeError, RuntimeError) as error:  # sparse, on `meta`, of unequal lengths
+        raise UsageError(f"samples that cannot be read: {error}") from error
     if array.dtype.kind not in "fiu" or (array.dtype.kind in "iu" and array.dtype.itemsize > 4):
         raise UsageError(
             f"samples of type {array.dtype}; expected floats from -1 to 1, or integers of 8, 16 or 32 bits"

@@ -9,7 +9,6 @@ Knows nothing of decoders and samples. Import is light.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -20,16 +19,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 from ..errors import AudioError, temporary_errors
-
-ADVICE = {
-    errno.EACCES: "check its permissions",
-    errno.EPERM: "check its permissions",
-    errno.ELOOP: "its symbolic links lead in a circle",
-}
-"""What to do about a file that cannot be read, by the system's reason."""
 
 COPIED_BYTES = 1 << 20
 """Of what cannot seek, at a time."""
@@ -44,39 +36,10 @@ PIECE = 1 << 20
 """Bytes to read at a time where a file's end is searched for anything but zeros."""
 
 
-class _Layout(NamedTuple):
-    """Where a format has its chunks: after `start` bytes, each with a name of `name` bytes, of which four are
-    looked at, a size, its data, and what fills it up to a multiple of `align` bytes. `data` is the chunk with
-    the samples; sizes include a chunk's head where `whole`."""
-
-    start: int
-    size: str
-    data: bytes = b"data"
-    align: int = 2
-    name: int = 4
-    whole: bool = False
-
-    @property
-    def head(self) -> int:
-        """Bytes of a chunk's head."""
-        return self.name + struct.calcsize(self.size)
-
-
-LAYOUTS = {
-    b"RIFF": _Layout(12, "<I"),
-    b"RIFX": _Layout(12, ">I"),
-    b"RF64": _Layout(12, "<I"),
-    b"BW64": _Layout(12, "<I"),
-    b"riff": _Layout(40, "<q", align=8, name=16, whole=True),
-    b"FORM": _Layout(12, ">I", b"SSND"),
-    b"caff": _Layout(8, ">q", align=1),
-}
-"""By the first bytes. Sources: Multimedia Programming Interface and Data Specifications 1.0 (IBM,
-Microsoft, 1991); EBU Tech 3306, RF64 (2018); Sony Wave64 (2003); Audio Interchange File Format 1.3 (Apple,
-1989); Core Audio Format Specification (Apple)."""
-
-FILES = (b"RIFF", b"RIFX", b"RF64", b"BW64", b"riff", b"FORM", b"caff")
-"""Names of chunks after the samples that are another recording, appended to this one."""
+WAVS = (b"RIFF", b"RF64", b"BW64")
+"""The first bytes of wav files. After 12 bytes there are chunks: a name and a size of four bytes each, data,
+and a byte that makes it an even number. Sources: Multimedia Programming Interface and Data Specifications 1.0
+(IBM, Microsoft, 1991); EBU Tech 3306, RF64 (2018)."""
 
 TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 """The first bytes of tags that programs append to any file, without a chunk around them."""
@@ -151,11 +114,9 @@ def write_all(file: BinaryIO, data: Any) -> None:
 
 
 def unreadable(name: str, error: OSError | ValueError) -> AudioError:
-    """The error for a file that the system does not let us read, with advice for known reasons."""
+    """The error for a file that the system does not let us read."""
     reason = getattr(error, "strerror", None) or error
-    advice = ADVICE.get(getattr(error, "errno", None) or 0)
-    text = f"{name}: cannot be read ({reason})" + (f"; {advice}" if advice else "")
-    return AudioError(text, code="unreadable_file")
+    return AudioError(f"{name}: cannot be read ({reason})", code="unreadable_file")
 
 
 def empty(name: str) -> AudioError:
@@ -208,36 +169,31 @@ def is_known(size: int) -> bool:
 
 
 def stated_bytes(file: BinaryIO) -> tuple[int, int]:
-    """The bytes of sound by the header, and those of them in the file: fewer in a wav, w64, aiff, caf or au
-    that was cut off."""
+    """The bytes of sound by the header of a wav, and those of them in the file: fewer in one that was cut
+    off."""
     with _unmoved(file) as whole:
-        _, start, end = _stated(file, whole)
+        start, end = _stated(file, whole)
         return end - start, max(0, min(end, whole) - start)
 
 
 def unread_bytes(file: BinaryIO) -> tuple[int, int]:
-    """The number of bytes after the end of the samples by the header that may be more samples, and where they
-    begin; 0 where there are none.
+    """The number of bytes after the end of the samples by the header of a wav that may be more samples, and
+    where they begin; 0 where there are none.
 
     Chunks and tags after the samples are no sound, and neither is a rest of zeros. A size that a writer to a
     pipe left unknown, or that is larger than the file, leaves nothing unread.
     """
     with _unmoved(file) as whole:
-        layout, _, end = _stated(file, whole)
-        return _rest(file, _after_chunks(file, layout, end, whole) if layout else end, whole)
+        _, end = _stated(file, whole)
+        return _rest(file, _after_chunks(file, end, whole), whole)
 
 
 def lacks_index(file: BinaryIO) -> bool:
-    """Whether this is an mp4 without its `moov` box, or a caf that is cut off, as after an interrupted
-    download or recording.
+    """Whether this is an mp4 without its `moov` box, as after an interrupted download or recording.
 
     Source: ISO/IEC 14496-12, section 4.2: boxes of 4 bytes of size and 4 of type, then 8 for a size of 1.
     """
     with _unmoved(file) as end:
-        file.seek(0)
-        if file.read(4) == b"caff":
-            stated, held = stated_bytes(file)
-            return held < stated
         at, kinds = 0, list[bytes]()
         while at + 8 <= end and len(kinds) < MAX_BOXES:
             file.seek(at)
@@ -287,74 +243,57 @@ def _unmoved(file: BinaryIO) -> Iterator[int]:
         file.seek(here)
 
 
-def _stated(file: BinaryIO, whole: int) -> tuple[_Layout | None, int, int]:
+def _stated(file: BinaryIO, whole: int) -> tuple[int, int]:
     """Where the samples begin and end by the header; at the end of the file where it does not say."""
-    file.seek(0)
-    head = file.read(12)
-    if head[:4] in (b".snd", b"dns.") and len(head) == 12:  # Sun's
-        start, size = struct.unpack(">II" if head[:4] == b".snd" else "<II", head[4:])
-        return None, start, start + size if is_known(size) else whole
-    layout, wide = LAYOUTS.get(head[:4]), 0
-    for name, at, size in _chunks(file, layout) if layout else ():
+    wide = 0
+    for name, at, size in _chunks(file, whole):
         if name == b"ds64":  # of RF64: the size of the file, and of the samples
             file.seek(at + 8)
             wide = int.from_bytes(file.read(8), "little")
-        if layout and name == layout.data:
+        if name == b"data":
             size = wide or size
-            known = size > 0 if wide or "q" in layout.size else is_known(size)
-            return layout, at, at + size if known else whole
-    return layout, whole, whole
+            return at, at + size if wide or is_known(size) else whole
+    return whole, whole
 
 
-def _chunks(file: BinaryIO, layout: _Layout) -> Iterator[tuple[bytes, int, int]]:
-    """Name, place and size of the data of each chunk, as far as sizes lead; -1 is an unknown size."""
-    at, whole = layout.start, file.seek(0, 2)
+def _chunks(file: BinaryIO, whole: int) -> Iterator[tuple[bytes, int, int]]:
+    """Name, place and size of the data of each chunk, as far as sizes lead."""
+    file.seek(0)
+    if file.read(12)[:4] not in WAVS:
+        return
+    at = 12
     for _ in range(MAX_BOXES):
         file.seek(min(at, whole))
-        head = file.read(layout.head)
-        if len(head) < layout.head:
+        head = file.read(8)
+        if len(head) < 8:
             return
-        size = _size(head, layout)
-        yield head[:4], at + layout.head, size
-        if size < 0:
-            return
-        at += _length(size, layout)
+        name, size = struct.unpack("<4sI", head)
+        yield name, at + 8, size
+        at += 8 + size + size % 2
 
 
-def _size(head: bytes, layout: _Layout) -> int:
-    """Bytes of a chunk's data, by its head."""
-    size: int = struct.unpack(layout.size, head[layout.name :])[0]
-    return size - layout.head * layout.whole
-
-
-def _length(size: int, layout: _Layout) -> int:
-    """Bytes of a chunk with so much data."""
-    return layout.head + size + -size % layout.align
-
-
-def _after_chunks(file: BinaryIO, layout: _Layout, end: int, whole: int) -> int:
+def _after_chunks(file: BinaryIO, end: int, whole: int) -> int:
     """Where the chunks end that follow the samples, which end at `end`."""
-    if end % layout.align and not _is_chunk(file, layout, end, whole):
-        end += -end % layout.align  # some writers leave the padding out
+    if end % 2 and not _is_chunk(file, end, whole):
+        end += 1  # some writers leave the padding out
     for _ in range(MAX_BOXES):
-        size = _is_chunk(file, layout, end, whole)
+        size = _is_chunk(file, end, whole)
         if not size:
             break
         end += size
     return min(end, whole)
 
 
-def _is_chunk(file: BinaryIO, layout: _Layout, at: int, whole: int) -> int:
+def _is_chunk(file: BinaryIO, at: int, whole: int) -> int:
     """The bytes of the chunk that begins here, 0 if there is none that could be no sound."""
     file.seek(at)
-    head = file.read(layout.head)
-    name = head[:4]
-    if len(head) < layout.head or not NAME.fullmatch(name) or name in (layout.data, *FILES):
+    head = file.read(8)
+    if len(head) < 8 or not NAME.fullmatch(head[:4]) or head[:4] in (b"data", *WAVS):
         return 0
-    size = _size(head, layout)
-    if not 0 <= size <= whole - at - layout.head:
+    name, size = struct.unpack("<4sI", head)
+    if size > whole - at - 8:
         return whole - at if name in CUT else 0
-    return _length(size, layout)
+    return int(8 + size + size % 2)
 
 
 def _rest(file: BinaryIO, start: int, whole: int) -> tuple[int, int]:

@@ -27,11 +27,11 @@ from queue import SimpleQueue
 from typing import BinaryIO, Self
 
 from ..errors import AudioError, ForescribeError, visible
-from ..formats.transcript_parts import SAMPLE_RATE, Notice
+from ..formats.transcript_parts import SAMPLE_RATE
 from ..segment.cut_plan import plan_of
 from ..segment.vad import SileroDetector
 from ..segment.windows import WindowSpan
-from .containers import DEMUXERS, Pcm
+from .containers import DEMUXERS, Pcm, Reader
 from .fork_server import Bounds, Cutting
 from .inputs import WIDTH, DecodedFile, Input, read_samples
 from .opening import open_path
@@ -60,21 +60,13 @@ NO_ROOM = ("audio_too_long", "storage_full")
 
 
 class ReaderPool:
-    """`readers` children at a time; `cutting` None only decodes. `folder` is that of the samples, None: where
-    temporary files go. To be used from one thread."""
+    """`readers` children at a time; `cutting` None only decodes. To be used from one thread."""
 
     def __init__(
-        self,
-        readers: int,
-        cutting: Cutting | None,
-        *,
-        spool_bytes: int = SPOOL_BYTES,
-        folder: Path | None = None,
+        self, readers: int, cutting: Cutting | None, *, spool_bytes: int = SPOOL_BYTES
     ) -> None:
-        if readers < 1:
-            raise ValueError(f"readers is {readers}; it must be 1 or more")
         self.readers, self.cutting, self.spool_bytes = readers, cutting, spool_bytes
-        self._decoders = Decoders(readers, folder)
+        self._decoders = Decoders(readers)
         self._threads = ThreadPoolExecutor(readers, thread_name_prefix="reader")
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
@@ -132,7 +124,10 @@ class ReaderPool:
         waiting = self._waiting.popleft()
         if waiting.decoded is None:
             return open_audio(source)
-        return _Spooled(waiting, self)
+        with ExitStack() as left:
+            left.callback(self._drop, waiting)
+            reader = _SpoolReader(waiting, self.cutting)
+            return Recording(reader, name=visible(str(waiting.source)), opened=left)
 
     def _size(self, source: Input) -> int:
         """Bytes to reserve for the samples of a source; 0 for one that is to be read in this process."""
@@ -184,40 +179,21 @@ class ReaderPool:
             self._used -= waiting.size
 
 
-class _Spooled(Recording):
-    """A recording in the spool, which it leaves when it is closed."""
+class _SpoolReader(Reader):
+    """Of a recording that a child decodes and cuts. What there is no room for is cut here."""
 
-    def __init__(self, waiting: _Waiting, pool: ReaderPool) -> None:
-        self._leave = ExitStack()
-        self._leave.callback(pool._drop, waiting)
-        try:
-            super().__init__(_SpoolReader(waiting, pool.cutting), name=visible(str(waiting.source)))
-        except BaseException:
-            self._leave.close()
-            raise
-
-    def close(self) -> None:
-        super().close()
-        self._leave.close()
-
-
-class _SpoolReader:
-    """The `Reader` of a recording that a child decodes and cuts. What there is no room for is cut here."""
-
-    declared_s: float | None = None  # the notices say what was missing
     decoded = True
 
     def __init__(self, waiting: _Waiting, cutting: Cutting | None) -> None:
         self._waiting, self._cutting = waiting, cutting
-        self.notices: tuple[Notice, ...] = ()
-        self.spans: list[WindowSpan] | None = None if cutting is None else []
+        self._spans = list[WindowSpan]()
+        self.spans = None if cutting is None else self._spans
 
     def read(self) -> Iterator[Pcm]:
         waiting, end = self._waiting, 0
         assert waiting.decoded is not None
         for file, span in iter(waiting.windows.get, None):
-            assert self.spans is not None
-            self.spans.append(span)
+            self._spans.append(span)
             yield from read_samples(file, end, span.end)
             end = span.end
         try:
@@ -233,17 +209,13 @@ class _SpoolReader:
             with open_audio(waiting.source) as recording:
                 vad, options = self._cutting.vad, self._cutting.options
                 plan = plan_of(recording.blocks(), SileroDetector(), options, skip_silence=vad)
-            assert self.spans is not None
-            self.spans[:] = plan.spans  # those that are known begin them
+            self._spans[:] = plan.spans  # those that are known begin them
         with open_audio(waiting.source) as recording:
             at = 0
             for block in recording.blocks():
                 yield Pcm(block[max(0, end - at) :, None], SAMPLE_RATE)
                 at += len(block)
             self.notices = recording.warnings
-
-    def close(self) -> None:
-        """The spool is not this one's."""
 
 
 @dataclass(eq=False)

@@ -17,7 +17,6 @@ one costs some speed, but no words. Knows nothing of speech.
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from ..errors import AudioError, ForescribeError, visible
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, merged, seconds
 from .containers import DEMUXERS, Pcm, Reader, open_container
-from .inputs import ARRAY, DecodedFile, Input, Sound, Spans, as_input
+from .inputs import ARRAY, DecodedFile, Input, Sound, as_input
 from .opening import empty, seekable_file
 
 Samples = NDArray[np.float32]
@@ -87,16 +86,14 @@ def open_audio(
             raise empty(name)
         reader = open_container(file, name, demuxers)
         opened.callback(reader.close)
-        recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
-        recording._opened = opened.pop_all()
-    return recording
+        return Recording(reader, name=name, block_s=block_s, max_s=max_s, opened=opened)
 
 
 class Recording(AbstractContextManager["Recording"]):
     """An opened recording, to be read once.
 
-    `spans` are its windows where it is cut elsewhere, each of them there before the last of its samples.
-    `sample_count` and `warnings` are complete when `blocks()` is exhausted.
+    `spans` are those of its reader. `sample_count` and `warnings` are complete when `blocks()` is exhausted.
+    What was `opened` for it is closed with it.
     """
 
     def __init__(
@@ -106,13 +103,10 @@ class Recording(AbstractContextManager["Recording"]):
         name: str,
         block_s: float = 30.0,
         max_s: float | None = None,
+        opened: ExitStack | None = None,
     ) -> None:
-        if not 1 <= block_s * SAMPLE_RATE < math.inf:
-            raise ValueError(f"block_s is {block_s}; a block needs one sample or more")
-        if max_s is not None and not max_s > 0:
-            raise ValueError(f"max_s is {max_s}; it must be above 0, or None")
         self.name = name
-        self.spans: Spans | None = getattr(reader, "spans", None)
+        self.spans = reader.spans
         self.sample_count = 0
         self._reader = reader
         self._block = round(block_s * SAMPLE_RATE)
@@ -122,14 +116,14 @@ class Recording(AbstractContextManager["Recording"]):
         self._rate = SAMPLE_RATE
         self._kept: int | None = None  # the channel used where they cancel each other
         self._cancelled_s = 0.0
-        self._opened = ExitStack()  # what is closed with it
         # The first samples are decoded at once, so that a file without audio fails when it is opened, not in
         # the middle of a batch.
         pcm = reader.read()
         first = next(pcm, None)
-        if first is None and reader.notices and not getattr(reader, "decoded", False):
+        if first is None and reader.notices and not reader.decoded:
             raise AudioError(f"{name}: no sound could be decoded ({reader.notices[-1].message})")
         self._pcm: Iterator[Pcm] | None = pcm if first is None else chain([first], pcm)
+        self._opened = ExitStack() if opened is None else opened.pop_all()
 
     @property
     def warnings(self) -> tuple[Notice, ...]:

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO, cast, get_args
 
 from ..errors import (
@@ -71,12 +70,11 @@ Told = Callable[[BinaryIO, WindowSpan], None]
 class Decoders:
     """Client of the fork server, which starts with the first recording or with `start`.
 
-    `at_once` recordings given to `submit` are decoded at a time. Samples are kept in unnamed files in
-    `folder`; None: where temporary files go. Thread-safe.
+    `at_once` recordings given to `submit` are decoded at a time. Samples are kept in unnamed files where
+    temporary files go. Thread-safe.
     """
 
-    def __init__(self, at_once: int = 2, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(self, at_once: int = 2) -> None:
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="decoder")
         self._lock = threading.Lock()
         self._closed = False
@@ -129,8 +127,8 @@ class Decoders:
         source.flush()
         ends: list[int | None] = []
         for _ in range(TRIES):
-            with temporary_errors(self.folder):
-                samples = cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
+            with temporary_errors():
+                samples = cast(BinaryIO, tempfile.TemporaryFile())
             windows = None if cutting is None else _Windows(samples, told)
             try:
                 message = bounds.request(name, cutting)
@@ -138,7 +136,7 @@ class Decoders:
                 ask = partial(_ask, (source, samples), message, bounds, windows)
                 reply = self._request(ask, shared)
                 if "error" in reply:
-                    with temporary_errors(self.folder):
+                    with temporary_errors():
                         raise _error(*reply["error"])
                 if "samples" in reply:
                     return _decoded(name, samples, reply, windows)

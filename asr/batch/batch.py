@@ -30,7 +30,8 @@ from ..storage.locations import Source
 from .interrupts import Stop
 from .ledger import content_hash, file_version
 from .outputs import Outputs, RecordingResult, Writer
-from .spool import Fetching, LocalCopy, Spool
+from .remote_inputs import described
+from .spool import LocalCopy, Spool
 
 if TYPE_CHECKING:
     from ..decode.options import Options
@@ -70,7 +71,7 @@ class Batch:
 
     `todo` are to be transcribed, in this order; `done` are not, because their files hold what the same
     settings gave before, unless `overwrite`. `settings` is the hash of everything that can change a
-    file's text. `fail_fast` ends the run at the first failure. `fetching` fetches recordings; it is
+    file's text. `fail_fast` ends the run at the first failure. `spool` fetches recordings; it is
     needed if any of them is at a location. `elsewhere`: other machines read the recordings, which are neither
     fetched nor hashed here; the transcriber gets their paths, and outcomes hold `content` and `entry`.
     """
@@ -83,18 +84,18 @@ class Batch:
         settings: str,
         overwrite: bool = False,
         fail_fast: bool = False,
-        fetching: Fetching | None = None,
+        spool: Spool | None = None,
         elsewhere: bool = False,
         stop: Stop | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.outputs, self.fetching = outputs, fetching
+        self.outputs, self._spool = outputs, spool
         self.fail_fast, self.stop, self.notice = fail_fast, stop or Stop(), notice
         self._overwrite, self._elsewhere = overwrite, elsewhere
         self._writer = Writer(outputs, settings)
         remote = any(source.location is not None for source in sources)
-        if remote and fetching is not None and not overwrite:
-            sources = fetching.with_versions(sources, self._writer.is_known)
+        if remote and spool is not None and not overwrite:
+            sources = described(sources, spool.stores, self._writer.is_known)
         self.done, self.todo = list[Source](), list[Source]()
         for source in sources:
             known = not overwrite and self._writer.is_done(source)
@@ -111,17 +112,17 @@ class Batch:
         self._left_out: deque[Callable[[], RecordingResult]] = deque()  # ended without it
         background = outputs.ledger.destination.in_background
         self._writes = _WriteQueue() if background else None
-        self._spool: Spool | None = None
+        self._fetching = False
         self._hashes = ThreadPoolExecutor(1, "hash")
 
     def fetch_ahead(self) -> None:
         """Begin to fetch, before a model is loaded; `run` does it else. Raises OutputError for a spool that
         cannot be written."""
         remote = [s for s in self.todo if s.location is not None and s.error is None]
-        if remote and self._spool is None and not self._elsewhere:
-            assert self.fetching is not None, "recordings at locations are fetched"
-            self._spool = self.fetching.spool()
+        if remote and not self._fetching and not self._elsewhere:
+            assert self._spool is not None, "recordings at locations are fetched"
             self._spool.order(remote)
+            self._fetching = True
 
     def skipped(self) -> Iterator[RecordingResult]:
         """Results of the recordings that are done; the manifest has them already."""
@@ -358,9 +359,7 @@ class _Sources(Iterator[Any]):
     @property
     def ready(self) -> bool:
         spool = self.batch._spool
-        if not self.coming or spool is None or self.coming[0].location is None:
-            return True
-        return spool.is_ready(self.coming[0])
+        return spool is None or not self.coming or spool.is_ready(self.coming[0])
 
     def __next__(self) -> str | LocalCopy:
         while self.coming:

@@ -3,16 +3,15 @@
     sources = check_readable(discover(names))
     if any_readable(sources): ...                # load a model
 
-In folders and for patterns, recordings are recognised by their first bytes or by their names: a
-damaged `.mp3` is included and fails by name later, as leaving it out would lose it silently. Hidden
-files and the results of other runs are skipped, and a folder is entered once, however many links
-lead there.
+In folders and for patterns, recordings are recognised by their names: a damaged `.mp3` is included and fails
+by name later, as leaving it out would lose it silently. Hidden files are skipped, and a folder is entered
+once, however many links lead there.
 
 What cannot be read is found before any weights are searched for: a run with nothing to transcribe must not
 download gigabytes to say so. Pipes and stdin are not opened, as they can be read only once.
 
-Reads only the first bytes of most recordings; knows nothing of what becomes of them. Import is light:
-decoders are loaded with the first file that can be read.
+Opens most recordings only; knows nothing of what becomes of them. Import is light: decoders are loaded with
+the first file that can be read.
 """
 
 from __future__ import annotations
@@ -29,46 +28,16 @@ from ..audio.opening import empty, open_path, unreadable
 from ..errors import AudioError, UsageError, visible
 from ..storage.locations import (
     LIST,
-    NAMES,
-    RESULTS,
     STDIN,
     Location,
     Source,
+    has_recording_name,
     identity,
     is_url,
     remote_source,
 )
 from ..storage.stores import Stores
-from .remote_inputs import described, expanded, is_object, lines_of, listed
-
-HEAD = 1024
-"""Bytes read to recognise a recording: five packets of a transport stream."""
-
-SIGNATURES = (
-    b"fLaC",
-    b"OggS",
-    b"ID3",
-    b"riff",  # w64
-    b".snd",
-    b"caff",
-    b"\x1aE\xdf\xa3",  # matroska, webm
-    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11",  # asf, wma
-    b"FLV\x01",
-    b"#!AMR",
-    b"MAC ",
-    b"wvpk",
-    b"TTA1",
-    b"tBaK",
-    b"MP+",
-    b"MPCK",
-    b"DSD ",
-    b"Creative Voice File",
-    b"\x00\x00\x01\xba",  # mpeg program stream
-    b"\x0bw",  # ac3
-    b"\x7f\xfe\x80\x01",  # dts
-    b"NIST_1A",
-)
-"""The first bytes of containers, beside those that `holds_audio` looks at itself."""
+from .remote_inputs import described, expanded, is_object, without_recordings
 
 
 def discover(
@@ -134,34 +103,13 @@ def any_readable(sources: Iterable[Source]) -> bool:
 
 
 def is_recording(path: str) -> bool:
-    """Whether a file is a recording, by its first bytes or its name. Pipes and devices are not: opening
-    one may block for ever. Never raises."""
-    extension = os.path.splitext(path)[1].lower()
-    if extension in RESULTS:
-        return False
-    named = extension.removeprefix(".") in NAMES
+    """Whether a file is a recording, by its name. Pipes and devices are not: opening one may block for
+    ever."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return False
-        with open(path, "rb") as file:
-            return holds_audio(file.read(HEAD)) or named
+        regular = stat.S_ISREG(os.stat(path).st_mode)
     except OSError:  # a broken link, no permission: opening it later gives the reason
-        return named
-
-
-def holds_audio(head: bytes) -> bool:
-    """Whether a file that begins with `head` may hold audio, by the signatures of the containers that
-    `asr.audio.containers` reads.
-
-    Images in the same containers (webp and wav, heic and mp4) are excluded. Mp3 without tags and
-    aac begin like other files: they are known by their names.
-    """
-    kind = head[8:12]
-    if head[:4] in (b"RIFF", b"RF64", b"RIFX", b"FORM"):
-        return kind in (b"WAVE", b"AVI ", b"AIFF", b"AIFC")
-    if head[4:8] == b"ftyp":
-        return kind not in (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis", b"crx ")
-    return head.startswith(SIGNATURES) or _packets(head)
+        regular = True
+    return regular and has_recording_name(path)
 
 
 def _check_told_apart(source: Source, first: Source) -> None:
@@ -183,7 +131,9 @@ def _remote(name: str, stores: Stores, recursive: bool, named: set[str]) -> list
     if location.scheme == "file":
         raise UsageError(f"{location}: name the path itself, {location.key}")
     if location.key.endswith(LIST):
-        return [_entry(line, None, where, location) for line, where in listed(location, stores)]
+        store, key = stores.of(location)
+        lines = _lines(store.read(key), str(location))
+        return [_entry(line, None, where, location) for line, where in lines]
     if is_object(location):
         if location.identity in named:
             raise UsageError(f"{location} was given twice")
@@ -236,12 +186,8 @@ def _globbed(pattern: str) -> list[str]:
 
 
 def _below(folder: str, recursive: bool) -> list[Source]:
-    sources = list(_walked(folder, recursive))
-    if not sources:
-        hint = "" if recursive else "; --recursive looks in the folders below it"
-        text = f"{folder}: a directory without recordings{hint}"
-        sources = [Source(folder, error=AudioError(text, code="unreadable_file"))]
-    return sources
+    error = without_recordings(folder, recursive)
+    return list(_walked(folder, recursive)) or [Source(folder, error=error)]
 
 
 def _walked(top: str, recursive: bool) -> Iterator[Source]:
@@ -266,15 +212,6 @@ def _walked(top: str, recursive: bool) -> Iterator[Source]:
         yield Source(str(error.filename), error=unreadable(visible(str(error.filename)), error))
 
 
-def _packets(head: bytes) -> bool:
-    """Whether it is an MPEG transport stream: a sync byte every 188 bytes, or every 192 with time codes
-    (m2ts)."""
-    return any(
-        len(head) > start + 4 * step and all(head[start + n * step] == 0x47 for n in range(5))
-        for start, step in ((0, 188), (4, 192))
-    )
-
-
 def _listed(path: Path) -> Iterator[Source]:
     """Yield the recordings of a list with NeMo's keys. Relative paths are relative to the list's folder
     or, if no file is there, to the working directory. Raises UsageError that names the line."""
@@ -282,8 +219,21 @@ def _listed(path: Path) -> Iterator[Source]:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"the list {path} cannot be read: {error.strerror}") from error
-    for line, where in lines_of(data, str(path)):
+    for line, where in _lines(data, str(path)):
         yield _entry(line, path, where)
+
+
+def _lines(data: bytes, name: str) -> list[tuple[str, str]]:
+    """The lines of a list that have content, each with its name for messages. Raises UsageError."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the list {name} cannot be read: not UTF-8") from error
+    lines = [(line, f"{name} line {n}") for n, line in enumerate(text.split("\n"), start=1)]
+    whole = [(line, where) for line, where in lines if line.strip()]
+    if not whole:
+        raise UsageError(f"the list {name} names no recording")
+    return whole
 
 
 def _entry(line: str, path: Path | None, where: str, remote: Location | None = None) -> Source:

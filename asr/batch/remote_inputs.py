@@ -1,8 +1,6 @@
 """Inputs at locations: objects, folders of objects and patterns, by one listing each.
 
-Objects are recognised as recordings by their names: reading first bytes would be a request for each. As in
-folders, hidden ones and results are left out, and a folder's own name is not part of a recording's place.
-Knows names, sizes and tags; fetches nothing but lists.
+A folder's own name is not part of a recording's place. Knows names, sizes and tags; fetches nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ..audio.opening import empty
-from ..errors import AudioError, ForescribeError, UsageError, visible
+from ..errors import AudioError, ForescribeError, UsageError
 from ..storage.errors import MissingError
-from ..storage.locations import NAMES, WEB, Entry, Location, Source, remote_source
+from ..storage.locations import WEB, Entry, Location, Source, has_recording_name, remote_source
 from ..storage.stores import Stores
 
 HEADS = 16
@@ -28,7 +26,9 @@ def is_object(location: Location) -> bool:
     """Whether a location can name a single object: neither a pattern nor a folder with a slash."""
     if location.scheme in WEB:
         return True
-    return bool(location.key) and not location.key.endswith("/") and not _has_magic(location)
+    return (
+        bool(location.key) and not location.key.endswith("/") and not glob.has_magic(location.key)
+    )
 
 
 def expanded(location: Location, stores: Stores, *, recursive: bool = False) -> list[Source]:
@@ -37,8 +37,6 @@ def expanded(location: Location, stores: Stores, *, recursive: bool = False) -> 
     if location.scheme in WEB:
         return [remote_source(location)]
     try:
-        if _has_magic(location):
-            return _matched(location, stores)
         if is_object(location):
             store, key = stores.of(location)
             try:
@@ -46,16 +44,20 @@ def expanded(location: Location, stores: Stores, *, recursive: bool = False) -> 
             except MissingError as error:
                 below = _below(location, stores, recursive)
                 return below or [remote_source(location, error=error)]
+        if glob.has_magic(location.key):
+            return _matched(location, stores)
         found = _below(location, stores, recursive)
     except UsageError:
         raise
     except ForescribeError as error:
         return [remote_source(location, error=error)]
-    if found:
-        return found
+    return found or [remote_source(location, error=without_recordings(str(location), recursive))]
+
+
+def without_recordings(folder: str, recursive: bool) -> AudioError:
+    """The error of a folder in which there are none."""
     hint = "" if recursive else "; --recursive looks in the folders below it"
-    missing = AudioError(f"{location}: a folder without recordings{hint}", code="unreadable_file")
-    return [remote_source(location, error=missing)]
+    return AudioError(f"{folder}: a folder without recordings{hint}", code="unreadable_file")
 
 
 def described(
@@ -77,37 +79,18 @@ def described(
             entry = store.head(key)
         except ForescribeError as error:
             return source if web else replace(source, error=error)
-        found = replace(source, entry=entry) if web else _source(location, entry)
-        return replace(found, length_s=source.length_s)
+        if web:
+            return replace(source, entry=entry)
+        return replace(_source(location, entry), length_s=source.length_s)
 
     with ThreadPoolExecutor(HEADS, "heads") as pool:
         return list(pool.map(one, sources))
 
 
-def listed(location: Location, stores: Stores) -> list[tuple[str, str]]:
-    """The lines of a list, see `lines_of`."""
-    store, key = stores.of(location)
-    return lines_of(store.read(key), str(location))
-
-
-def lines_of(data: bytes, name: str) -> list[tuple[str, str]]:
-    """The lines of a list that have content, each with its name for messages. Raises UsageError."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the list {name} cannot be read: not UTF-8") from error
-    lines = [(line, f"{name} line {n}") for n, line in enumerate(text.split("\n"), start=1)]
-    whole = [(line, where) for line, where in lines if line.strip()]
-    if not whole:
-        raise UsageError(f"the list {name} names no recording")
-    return whole
-
-
 def _below(location: Location, stores: Stores, recursive: bool) -> list[Source]:
-    store = stores.at(location)
     return [
         _source(location / entry.key, entry, posixpath.dirname(entry.key))
-        for entry in store.list()
+        for entry in stores.at(location).list()
         if _is_recording(entry.key) and (recursive or "/" not in entry.key)
     ]
 
@@ -115,13 +98,12 @@ def _below(location: Location, stores: Stores, recursive: bool) -> list[Source]:
 def _matched(location: Location, stores: Stores) -> list[Source]:
     parts = location.key.split("/")
     first = next(n for n, part in enumerate(parts) if glob.has_magic(part))
-    top = replace(location, key="/".join(parts[:first]))
-    literal = "/".join(parts[first:])
+    top, pattern = replace(location, key="/".join(parts[:first])), parts[first:]
     found = [
         _source(top / entry.key, entry)
         for entry in stores.at(top).list()
-        if entry.key == literal
-        or (_is_recording(entry.key) and _matches(entry.key.split("/"), parts[first:]))
+        if entry.key == "/".join(pattern)
+        or (_is_recording(entry.key) and _matches(entry.key.split("/"), pattern))
     ]
     if not found:
         raise UsageError(
@@ -142,16 +124,12 @@ def _matches(parts: list[str], pattern: list[str]) -> bool:
 
 
 def _source(location: Location, entry: Entry, place: str = "") -> Source:
-    name = visible(str(location))
-    return remote_source(location, entry, place=place, error=None if entry.size else empty(name))
+    error = None if entry.size else empty(str(location))
+    return remote_source(location, entry, place=place, error=error)
 
 
 def _is_recording(key: str) -> bool:
+    """As in folders, hidden ones and what a run keeps beside its results are none."""
     parts = key.split("/")
-    if any(part.startswith(".") for part in parts) or parts[0] == "_forescribe":
-        return False
-    return posixpath.splitext(key)[1].lower().removeprefix(".") in NAMES
-
-
-def _has_magic(location: Location) -> bool:
-    return location.scheme not in WEB and glob.has_magic(location.key)
+    hidden = any(part.startswith(".") for part in parts) or parts[0] == "_forescribe"
+    return not hidden and has_recording_name(key)

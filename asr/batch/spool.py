@@ -1,6 +1,6 @@
 """Spool: recordings are fetched ahead of the engine, into a folder of bounded size.
 
-    spool = Spool(stores, place="/mnt/fast", limit=16 << 30)
+    spool = Spool(stores, place="/mnt/fast")
     spool.order(sources)
     copy = spool.take(sources[0])       # waits for it; raises why it cannot be fetched
     str(copy), os.fspath(copy)          # the name of the recording, the file to open
@@ -22,18 +22,17 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from ..errors import ForescribeError, OutputError, output_errors
+from ..errors import OutputError, output_errors
 from ..storage.locations import Entry, Source
 from ..storage.stores import Stores
 from .ledger import content_hash
-from .remote_inputs import described
 
 PREFIX = "forescribe-spool-"
 """The beginning of the names of folders."""
@@ -112,26 +111,6 @@ class SpoolFolder:
         return LocalCopy(source.path, path, content, replace(entry, size=path.stat().st_size))
 
 
-@dataclass(frozen=True)
-class Fetching:
-    """From which stores a batch fetches, and the folder and the bytes of its spool, see `Spool`. The spool is
-    made when there is something to fetch."""
-
-    stores: Stores
-    place: str | None = None
-    limit: int | None = None
-
-    def spool(self) -> Spool:
-        """Raises OutputError."""
-        return Spool(self.stores, place=self.place, limit=self.limit)
-
-    def with_versions(
-        self, sources: Sequence[Source], known: Callable[[Source], bool]
-    ) -> list[Source]:
-        """The same sources, with the versions of those that have results."""
-        return described(sources, self.stores, known)
-
-
 class Spool:
     """Local copies of recordings, at most `limit` bytes.
 
@@ -142,27 +121,23 @@ class Spool:
     """
 
     def __init__(
-        self,
-        stores: Stores,
-        *,
-        place: str | None = None,
-        limit: int | None = None,
-        fetchers: int = FETCHERS,
-        ahead: int = AHEAD,
+        self, stores: Stores, *, place: str | None = None, limit: int | None = None
     ) -> None:
-        self.stores, self.ahead = stores, ahead
-        self.folder = SpoolFolder(place)
-        self.limit = min(MOST, self.folder.free // 2) if limit is None else limit
+        self.stores, self.place, self.limit = stores, place, limit
         self.used = 0  # bytes reserved
+        self.folder: SpoolFolder | None = None  # made when there is something to fetch
         self._items: dict[str, _Item] = {}
         self._pending: deque[_Item] = deque()  # in order, not begun yet
         self._fetched_ahead = 0  # begun and not taken
         self._lock = threading.RLock()
-        self._pool = ThreadPoolExecutor(fetchers, "fetch")
+        self._pool = ThreadPoolExecutor(FETCHERS, "fetch")
         self._closing = False
 
     def order(self, sources: Iterable[Source]) -> None:
-        """Fetch these in this order, as there is room."""
+        """Fetch these in this order, as there is room; to be called once. Raises OutputError."""
+        self.folder = SpoolFolder(self.place)
+        if self.limit is None:
+            self.limit = min(MOST, self.folder.free // 2)
         with self._lock:
             for source in sources:
                 self._items[source.path] = _Item(source)
@@ -189,9 +164,9 @@ class Spool:
         return copy
 
     def is_ready(self, source: Source) -> bool:
-        """Whether `take` would answer at once."""
-        copy = self._items[source.path].copy
-        return copy is not None and copy.done()
+        """Whether `take` would answer at once; so is what is not fetched."""
+        item = self._items.get(source.path)
+        return item is None or (item.copy is not None and item.copy.done())
 
     def release(self, path: str) -> None:
         """Remove a copy, if there is one."""
@@ -208,42 +183,40 @@ class Spool:
         """End all fetching and remove all copies; returns at once."""
         self._closing = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self.folder.close()
+        if self.folder is not None:
+            self.folder.close()
 
     def _begin(self) -> None:
         """Begin what there is room for, in order: what comes later must not take its room."""
-        while self._pending and self._fetched_ahead < self.ahead and not self._closing:
+        assert self.limit is not None
+        while self._pending and self._fetched_ahead < AHEAD and not self._closing:
             item = self._pending[0]
             entry = item.source.entry
             size = entry.size if entry is not None and entry.size >= 0 else min(UNKNOWN, self.limit)
             if size > self.limit:
                 item.copy = Future()
-                item.copy.set_exception(self._too_large(item, f"{size} bytes"))
-                self._pending.popleft()
-                continue
-            if self.used + size > self.limit:
+                item.copy.set_exception(self._too_large(item, size))
+            elif self.used + size > self.limit:
                 return
+            else:
+                item.size, self.used = size, self.used + size
+                self._fetched_ahead += 1
+                item.copy = self._pool.submit(self._fetch, item)
             self._pending.popleft()
-            item.size, self.used = size, self.used + size
-            self._fetched_ahead += 1
-            item.copy = self._pool.submit(self._fetch, item)
 
     def _fetch(self, item: _Item) -> LocalCopy:
         """In a thread. Raises ForescribeError."""
+        assert self.folder is not None
         try:
             copy = self.folder.copy(
                 item.source, self.stores, progress=lambda done: self._grow(item, done)
             )
-        except BaseException as error:
+        except BaseException:
             with self._lock:
                 self.used, item.size = self.used - item.size, 0
                 self._fetched_ahead -= 1
                 self._begin()
-            if isinstance(error, ForescribeError) or not isinstance(error, Exception):
-                raise
-            # A bug here: the other recordings go on.
-            text = f"{item.source.path}: {type(error).__name__} while it was fetched"
-            raise OutputError(text, code="internal_error") from error
+            raise
         with self._lock:
             assert copy.entry is not None
             self.used += copy.entry.size - item.size
@@ -251,20 +224,20 @@ class Spool:
         return copy
 
     def _grow(self, item: _Item, done: int) -> None:
-        """Between two pieces: whether to go on. More room is reserved where more has come than was said."""
+        """Between two pieces: whether to go on. More room is taken where more has come than was said."""
         if self._closing:
             raise OutputError(f"{item.source.path}: the run has ended")
+        assert self.limit is not None
         with self._lock:
-            if done > item.size:
-                more = min(max(done - item.size, UNKNOWN // 16), self.limit - self.used)
-                if item.size + more < done:
-                    raise self._too_large(item, f"more than {done} bytes")
-                item.size, self.used = item.size + more, self.used + more
+            more = max(0, done - item.size)
+            if self.used + more > self.limit:
+                raise self._too_large(item, done)
+            item.size, self.used = item.size + more, self.used + more
 
-    def _too_large(self, item: _Item, what: str) -> OutputError:
+    def _too_large(self, item: _Item, size: int) -> OutputError:
         return OutputError(
-            f"{item.source.path}: {what} do not fit into the spool of {self.limit} bytes; name a larger disk "
-            "with --spool",
+            f"{item.source.path}: {size} bytes do not fit into the spool of {self.limit} bytes; name a "
+            "larger disk with --spool",
             code="storage_full",
         )
 

@@ -36,7 +36,7 @@ class Plan:
 
     spans: tuple[WindowSpan, ...]
     warnings: tuple[Notice, ...] = ()
-    group_size: int = 8  # that of stored plans of earlier versions, which do not state it
+    group_size: int = GROUP_SIZE
 
     def __post_init__(self) -> None:
         at = 0
@@ -74,23 +74,17 @@ class Plan:
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         return cls(
             tuple(span_of(values) for values in data["spans"]),
-            tuple(map(_notice, data["warnings"])),
-            data.get("group_size", cls.group_size),
+            tuple(notice_from_dict(item) for item in data["warnings"]),
+            data["group_size"],
         )
 
 
-def _notice(item: Any) -> Notice:
-    """Plans that version 0.1 stored hold code and message in a list."""
-    return Notice(*item) if isinstance(item, list) else notice_from_dict(item)
-
-
 def span_of(values: Sequence[Any]) -> WindowSpan:
-    """A span from JSON; those of earlier versions lack their voiced runs and their level. Raises TypeError or
-    ValueError for other values."""
-    start, end, speech, *rest = values
-    voiced = tuple((int(a), int(b)) for a, b in rest[0]) if rest and rest[0] is not None else None
-    level = next((float(db) for db in rest[1:] if not isinstance(db, bool | None)), None)
-    return WindowSpan(int(start), int(end), bool(speech), voiced, level)
+    """A span from JSON. Raises TypeError or ValueError for other values."""
+    start, end, speech, voiced, level_db = values
+    runs = None if voiced is None else tuple((int(a), int(b)) for a, b in voiced)
+    level = None if level_db is None else float(level_db)
+    return WindowSpan(int(start), int(end), bool(speech), runs, level)
 
 
 def plan_of(

@@ -3,10 +3,9 @@
     for window in cut(recording.blocks(), detector, options): ...
 
 What the detector calls speech becomes windows. Long silence needs no decoding and stays in the coverage;
-what of it is loud becomes windows of its own: networks miss distant and reverberant voices (14 of 158 s of
-speech in nine meetings of the AMI corpus), which Whisper hears where they have a `HINT` of them. How the
-samples arrive, in blocks of any size, changes nothing, and memory is bounded (about a minute and a half of
-audio).
+what of it is loud becomes windows of its own: networks miss distant and reverberant voices, which Whisper
+hears where they have a `HINT` of them (measured: docs/methods/windows.md). How the samples arrive, in blocks
+of any size, changes nothing, and memory is bounded (about a minute and a half of audio).
 """
 
 from __future__ import annotations
@@ -39,17 +38,14 @@ the size of blocks must not change windows."""
 
 LOUD = WindowOptions(max_silence_s=6.0)
 """How the loud parts of what has no voice activity are cut into windows: long ones, as Whisper needs context
-to be sure of a distant voice (of AMI's trn07 by pauses of 2 s one of six windows counts, of 6 s all)."""
+to be sure of a distant voice."""
 
 LEAST_LOUD = 16
 """Loud frames of such a window, 0.5 s: echoes behind speech are shorter, and hold no words."""
 
 HINT = 0.045
 """The mean probability of a voice in one second of such a window, for the window to be decoded: what is left
-is told, with its level. Those of AMI with words that count have 0.12 to 0.17, and none of the others that are
-spoken is lost; voices with an echo of 1.2 s have 0.07 and more, of 2 s 0.04. Of 90 pieces of music, applause
-and crowds in ten podcasts, half with music under the voices too, 26 reach it, and a podcast takes 2 to 7 %
-more time instead of 12 and 24 %: it is the encoder's."""
+is told, with its level."""
 
 
 def cut(
@@ -298,35 +294,3 @@ class _Queue:
         self.parts = [self.parts[0][count:].copy()]
         self.count -= len(taken)
         return taken
-
-
-class VoiceRuns:
-    """The voiced runs of a recording that is read for another purpose, in blocks of any length."""
-
-    def __init__(self, detector: Detector) -> None:
-        self._stream = detector.stream()
-        self._queue = _Queue()
-        self._voice: list[NDArray[np.bool_]] = []
-        self._count = 0
-
-    def through(self, blocks: Iterable[Samples]) -> Iterator[Samples]:
-        """The blocks, unchanged."""
-        size = BATCH_FRAMES * FRAME
-        for block in blocks:
-            for at in range(0, len(block), size):
-                self._queue.push(block[at : at + size])
-                while self._queue.count >= size:
-                    self._detect(self._queue.pop(size))
-            self._count += len(block)
-            yield block
-
-    def runs(self) -> tuple[Run, ...]:
-        """The runs, once all blocks have passed."""
-        rest = self._queue.pop(self._queue.count)
-        self._detect(np.pad(rest, (0, -len(rest) % FRAME)))
-        found = runs_of(np.concatenate(self._voice), FRAME)
-        return within(found, 0, self._count)
-
-    def _detect(self, samples: Samples) -> None:
-        # NaN is no voice here: words are missed only where a voice was heard.
-        self._voice.append(self._stream.probabilities(samples) >= VOICE)

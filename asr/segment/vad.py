@@ -34,8 +34,7 @@ AUDIBLE = 0.1
 MOST_GAIN = 64.0
 LEVEL_FRAMES = 32
 """The network misses quiet speech, so each second (32 frames) that peaks below AUDIBLE is amplified to
-that level, by MOST_GAIN at most. Measured on synthesised speech 40 dB below a loud speaker: 100 % of it
-was lost without amplification, nothing with it; noise, hum and chords of any level stay silence."""
+that level, by MOST_GAIN at most."""
 
 WEIGHTS = "silero_vad.jit"
 """The file that the package itself loads. Its safetensors file holds the weights of another training
@@ -131,9 +130,7 @@ Levels = NDArray[np.float32]
 ABOVE_NOISE = 10
 BELOW_SPEECH = 20
 """dB: what is less than this above the noise of its recording, or more than this below its speech, is plainly
-quiet. In AMI's meetings the speech that the network misses is 16 to 22 dB above the noise (medians), and up
-to 14 dB below the speech that it hears. White, pink and brown noise, hum, fans, crowds and engines do not
-stand out of themselves; clicks, tones and music do."""
+quiet."""
 
 QUIETEST = -120
 """dB: the lowest level that is told from others."""
@@ -157,7 +154,7 @@ class Loudness:
             return np.zeros(0, np.float32)
         frames = _frames(np.diff(samples, prepend=self._last))
         self._last = samples[-1]
-        levels = np.nan_to_num(_level(frames), nan=0.0, posinf=0.0)
+        levels = np.nan_to_num(_levels(frames), nan=0.0, posinf=0.0)
         places = np.clip(np.rint(levels).astype(np.int64), QUIETEST, 0) - QUIETEST
         self._frames = self._frames + np.bincount(places, minlength=1 - QUIETEST)
         self._voiced = self._voiced + np.bincount(places[voiced], minlength=1 - QUIETEST)
@@ -173,10 +170,10 @@ class Loudness:
 
 def level_of(samples: Samples) -> float:
     """The level of samples in dB against full scale."""
-    return float(_level(samples))
+    return float(_levels(samples))
 
 
-def _level(samples: Samples) -> Levels:
+def _levels(samples: Samples) -> Levels:
     """The levels of rows of samples."""
     power = np.square(samples, dtype=np.float64).mean(axis=-1)
     return np.asarray(10 * np.log10(power + 10 ** (QUIETEST / 10)), np.float32)

@@ -6,7 +6,6 @@ offsets. Where one ends is a pure function of the next 33 s of speech probabilit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
@@ -23,8 +22,14 @@ MAX_SAMPLES = 30 * SAMPLE_RATE
 """The length of Whisper's input."""
 
 MAX_FRAMES = MAX_SAMPLES // FRAME
-MAX_CLICK_S = 5.0
-"""A longer sound is not a click: leaving it out would lose speech."""
+
+_BOUNDS = {
+    "onset": (0, 1),
+    "offset": (0, 1),
+    "min_speech_s": (0, 5),  # a longer sound is not a click: leaving it out would lose speech
+    "search_s": (1, 15),
+}
+"""Of options; of the others 0 to 15 s."""
 
 VOICE = 0.5
 """From this probability on a frame is voice (silero-vad's own threshold): words are expected there.
@@ -37,12 +42,7 @@ def _frames(time_s: float) -> int:
 
 HEADING = _frames(3.0)
 """Less voice than this before a pause, and at least as much behind it, is a heading: both share a window, as
-Whisper hears a name better beside its text. Of 251 readers 13 have one. whisper-base, by sense: 4 places
-better ("Click here" is "Kletka"), 1 worse. 45 readers with a pause of 2.3 to 5.2 s behind their first words,
-against faster-whisper's five beams (1,570 words): 33 instead of 46 differ, 1 instead of 3 left out, in half
-the processor time; tiny.en 68 instead of 75 and 8 instead of 10, though it leaves out one heading of the 13.
-Longer pieces stay apart: joined over 3 s two readers have 17 instead of 13 wrong words of 687
-(whisper-base, `max_silence_s` 4), and turns of a few words, joined both ways, 24 instead of 19 of 874."""
+Whisper hears a name better beside its text (measured: docs/methods/windows.md)."""
 
 HEADING_PAUSE = _frames(6.0)
 """A longer pause parts a heading from its text."""
@@ -71,23 +71,16 @@ class WindowOptions:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not math.isfinite(value):
-                raise ValueError(f"{name} is {value}; it must be a finite number")
-        if not 0 < self.offset <= self.onset <= 1:
+            least, most = _BOUNDS.get(name, (0, 15))
+            if not least <= value <= most:
+                raise ValueError(f"{name} is {value}; it must be {least} to {most}")
+        if not 0 < self.offset <= self.onset:
+            raise ValueError(f"offset {self.offset} must be above 0 and at most onset {self.onset}")
+        if not 0 < self.min_pause_s <= self.max_silence_s:
             raise ValueError(
-                f"offset {self.offset} and onset {self.onset} must be 0 < offset <= onset <= 1"
+                f"min_pause_s {self.min_pause_s} must be above 0 and at most max_silence_s "
+                f"{self.max_silence_s}"
             )
-        if not 0 <= self.min_speech_s <= MAX_CLICK_S:
-            raise ValueError(f"min_speech_s is {self.min_speech_s}; it must be 0 to {MAX_CLICK_S}")
-        if not 1 <= self.search_s <= 15:
-            raise ValueError(f"search_s is {self.search_s}; it must be 1 to 15")
-        if not 0 < self.min_pause_s <= self.max_silence_s <= 15:
-            raise ValueError(
-                f"min_pause_s {self.min_pause_s} and max_silence_s {self.max_silence_s} must be "
-                "0 < min_pause_s <= max_silence_s <= 15"
-            )
-        if self.pad_s < 0:
-            raise ValueError(f"pad_s is {self.pad_s}; it must be 0 or more")
         # In frames, as silence is cut: pads that fit in seconds may not fit after rounding.
         if 2 * self.pad_frames >= self.max_silence_frames:
             raise ValueError(

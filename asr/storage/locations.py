@@ -24,8 +24,6 @@ from ..errors import ForescribeError, UsageError, visible
 
 STDIN = "-"
 LIST = ".jsonl"
-RESULTS = frozenset({".txt", ".srt", ".vtt", ".tsv", ".json", ".rttm", ".md", ".docx", LIST})
-
 NAMES = frozenset(
     "wav wave w64 rf64 aif aiff aifc au snd caf flac mp3 mp2 m4a m4b m4v aac ogg oga opus spx "
     "wma asf webm mkv mka mp4 mov 3gp 3g2 avi flv mpg mpeg m2ts mts amr ac3 eac3 dts ape wv tta "
@@ -89,34 +87,28 @@ class Location:
             path = rest.removeprefix("localhost") if rest.startswith("localhost/") else rest
             return cls("file", "", "/" + unquote(path).lstrip("/"))
         parts = rest.split("/")
-        size = _repository_parts(parts) if scheme == "hf" else 1
+        size = 1
+        if scheme == "hf":  # org/name, or datasets/org/name
+            size = 3 if parts[0] in ("datasets", "spaces") else 2
         host = "/".join(parts[:size])
         if scheme in ("s3", "gs", "az") and "@" in host:
-            raise UsageError(
-                f"{scheme}:// names a bucket alone: take user and password out, and set them as "
-                "docs/object-storage.md says"
-            )
+            raise UsageError(f"{scheme}:// names a bucket alone: take user and password out")
         if len(parts) < size or "" in parts[:size]:
             what = "a repository, as in hf://datasets/org/name" if scheme == "hf" else "a bucket"
             raise UsageError(f"{visible(text)!r} does not name {what}")
         return cls(scheme, host, "/".join(parts[size:]))
 
-    @property
-    def shown(self) -> str:
+    def __str__(self) -> str:
         """The location for messages: no password, no query, no control characters."""
         return visible(self._plain)
+
+    __repr__ = __str__
 
     @property
     def _plain(self) -> str:
         if self.scheme == "file":
             return f"file://{self.key}"
         return f"{self.scheme}://{self.host}" + (f"/{self.key}" if self.key else "")
-
-    def __str__(self) -> str:
-        return self.shown
-
-    def __repr__(self) -> str:
-        return f"Location({self.shown!r})"
 
     @property
     def identity(self) -> str:
@@ -135,7 +127,7 @@ class Location:
     def url(self) -> str:
         """The complete URL with its secrets, for requests only."""
         if self.scheme not in WEB:
-            return self.shown
+            return str(self)
         user = f"{self.user}@" if self.user else ""
         query = f"?{self.query}" if self.query else ""
         given = self.path if _key(self.path) == self.key else f"/{quote(self.key, safe=_SAFE)}"
@@ -172,17 +164,18 @@ def is_url(text: str) -> bool:
     return _URL.fullmatch(text) is not None
 
 
+def has_recording_name(path: str) -> bool:
+    """Whether a name ends as those of recordings do."""
+    return posixpath.splitext(path)[1].lower().removeprefix(".") in NAMES
+
+
 @dataclass(frozen=True)
 class Entry:
-    """An object as listed: its key, its bytes, and the tag that changes with its content.
-
-    `modified` is the store's time of writing in seconds since 1970; None where it does not say.
-    """
+    """An object as listed: its key, its bytes, and the tag that changes with its content."""
 
     key: str
     size: int
     etag: str | None = None
-    modified: float | None = None
 
     @property
     def version(self) -> str:
@@ -247,8 +240,3 @@ def _web(scheme: str, text: str) -> Location:
 
 def _key(path: str) -> str:
     return unquote(path).lstrip("/")
-
-
-def _repository_parts(parts: list[str]) -> int:
-    """How many leading parts of an hf:// address name the repository: org/name, or datasets/org/name."""
-    return 3 if parts[0] in ("datasets", "spaces") else 2

@@ -6,8 +6,8 @@
     store.fetch("a.mp3", Path("a.mp3"))
 
 Keys are relative to the store's location. All methods may be called from several threads. Requests are
-repeated by the library of each service while their failure is temporary; what is raised then is final. A copy
-to a file that breaks off continues where it was. Knows nothing of what becomes of objects and files.
+repeated by the library of each service while their failure is temporary; what is raised then is final. Knows
+nothing of what becomes of objects and files.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..audio.opening import write_all
-from ..errors import output_errors
+from ..errors import ForescribeError, output_errors
 from .errors import LocatedError, UnavailableError, UnsupportedError
 from .locations import Entry, Location
 
@@ -32,35 +32,21 @@ SMALL = 64 << 20
 """Bytes of the largest object that `read` returns."""
 
 PAUSE_S = 0.5
-"""Seconds before the second attempt of a copy that broke off; they double, with jitter."""
-
-
-@dataclass(frozen=True)
-class OpenObject:
-    """An object that is being read: what it is, and its bytes from `start` on."""
-
-    entry: Entry
-    pieces: Iterator[bytes]
-    start: int
+"""Seconds before the second attempt of a copy; they double, with jitter."""
 
 
 class Store:
     """The objects below `location`; of a service that can only be read, unless a method is overridden.
 
-    `connection` is what `opened` has made for the bucket, and `requests` counts its requests by kind.
+    `connection` is that to the bucket, and `requests` counts its requests by kind.
     """
 
-    attempts = 2
-    """Attempts of a copy without progress: where the library repeats requests, one more."""
+    attempts = 1
+    """Attempts of a copy: one where the library of the service repeats what fails."""
 
     def __init__(self, location: Location, connection: Any, requests: Counter[str]) -> None:
         self.location, self.connection, self.requests = location, connection, requests
         self._counting = threading.Lock()
-
-    @staticmethod
-    def opened(location: Location, patience_s: float) -> Any:
-        """The connection to the bucket of a location."""
-        raise NotImplementedError
 
     def list(self, prefix: str = "") -> list[Entry]:
         """All objects below the folder `prefix`, in the order of their keys; none if there is no such
@@ -71,13 +57,11 @@ class Store:
         """What the store knows about an object. Raises MissingError."""
         raise NotImplementedError
 
-    def reading(
-        self, key: str, start: int = 0, etag: str | None = None
-    ) -> AbstractContextManager[OpenObject]:
-        """Read from byte `start` on. With `etag`, raises ChangedError if the object has another one."""
+    def reading(self, key: str) -> AbstractContextManager[tuple[Entry, Iterator[bytes]]]:
+        """What the store knows about an object, and its bytes in pieces. Raises MissingError."""
         raise NotImplementedError
 
-    def put(self, key: str, data: bytes | Path) -> Entry:
+    def put(self, key: str, data: bytes | Path) -> None:
         """Write an object, atomically, in parts if it is large; replaces an existing one."""
         raise self._read_only()
 
@@ -96,17 +80,12 @@ class Store:
     def read(self, key: str) -> bytes:
         """The bytes of a small object. Raises MissingError, and UnsupportedError above `SMALL` bytes."""
         data = bytearray()
-        with self.reading(key) as reading:
-            size = reading.entry.size
-            for piece in () if size > SMALL else reading.pieces:
+        with self.reading(key) as (_, pieces):
+            for piece in pieces:
                 data += piece
-                size = max(size, len(data))  # not every server says it, or the truth
-                if size > SMALL:
-                    break
-        if size > SMALL:
-            raise UnsupportedError(
-                self.place(key), f"{size} bytes or more are too many to read at once"
-            )
+                if len(data) > SMALL:
+                    text = f"more than {SMALL} bytes are too many to read at once"
+                    raise UnsupportedError(self.place(key), text)
         return bytes(data)
 
     def fetch(
@@ -116,44 +95,39 @@ class Store:
         *,
         progress: Callable[[int], object] = lambda done: None,
     ) -> Entry:
-        """Copy one version of an object to a new file, in pieces. `progress` receives the number of bytes so
-        far, and may raise.
+        """Copy an object to a new file, in pieces. `progress` receives the number of bytes so far, and may
+        raise.
 
-        Raises MissingError, ChangedError if the object changes between two attempts, and OutputError
-        (`storage_full`, `unwritable_output`) for the file; what is incomplete is removed.
+        Raises MissingError, and OutputError (`storage_full`, `unwritable_output`) for the file; what is
+        incomplete is removed.
         """
-        done, etag, tried = 0, None, 0
-        try:
-            with _disk_errors(path):
-                path.open("wb").close()
-            while True:
-                before = done
-                try:
-                    with self.reading(key, done, etag) as reading:
-                        etag = etag or reading.entry.etag
-                        done = reading.start
-                        with _disk_errors(path):
-                            file = path.open("ab", buffering=0)  # a buffer would raise when closed
-                            if file.tell() > done:  # the server has no ranges
-                                file.truncate(done)
-                        with file:
-                            for piece in reading.pieces:
-                                with _disk_errors(path):
-                                    write_all(cast(BinaryIO, file), piece)
-                                done += len(piece)
-                                progress(done)
-                    if done < reading.entry.size:
-                        raise UnavailableError(self.place(key), "broke off")
-                    return replace(reading.entry, key=key)
-                except UnavailableError:
-                    tried = 1 if done > before else tried + 1
-                    if tried >= self.attempts:
-                        raise
-                time.sleep(random.random() * PAUSE_S * 2**tried)
-        except BaseException:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            raise
+        attempt = 1
+        while True:
+            try:
+                return self._copy(key, path, progress)
+            except BaseException as error:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                if not isinstance(error, UnavailableError) or attempt >= self.attempts:
+                    raise
+            time.sleep(random.random() * PAUSE_S * 2**attempt)
+            attempt += 1
+
+    def _copy(self, key: str, path: Path, progress: Callable[[int], object]) -> Entry:
+        done = 0
+        with (
+            _disk_errors(path),
+            path.open("wb", buffering=0) as file,
+            self.reading(key) as (entry, pieces),
+        ):
+            for piece in pieces:
+                with _disk_errors(path):  # else it would be taken for one of the store
+                    write_all(cast(BinaryIO, file), piece)
+                done += len(piece)
+                progress(done)
+            if done < entry.size:
+                raise UnavailableError(self.place(key), "broke off; try again later")
+            return replace(entry, key=key)
 
     def check_create(self) -> None:
         """Check that `create` refuses to replace an object: some stores ignore the condition. Costs four
@@ -179,19 +153,11 @@ class Store:
     @contextmanager
     def _request(self, kind: str, key: str) -> Iterator[None]:
         """Counts a request for an object, and raises what its service raises as errors of this package."""
-        self._count(kind)
-        with self._errors(key):
-            yield
-
-    def _count(self, kind: str) -> None:
         with self._counting:
             self.requests[kind] += 1
-
-    @contextmanager
-    def _errors(self, key: str) -> Iterator[None]:
         try:
             yield
-        except LocatedError:
+        except ForescribeError:
             raise
         except BaseException as error:  # a panic of Rust is no Exception
             if (meant := self._meant(self.place(key), error)) is None:

@@ -126,7 +126,7 @@ def _batch(
     from forescribe.asr.batch.inputs import any_readable
     from forescribe.asr.batch.ledger import content_hash, settings_hash
     from forescribe.asr.batch.outputs import Outputs
-    from forescribe.asr.batch.spool import Fetching
+    from forescribe.asr.batch.spool import Spool
 
     outputs = Outputs.plan(sources, options.output_dir, options.formats, stores=stores)
     files = [file for source in sources for file in outputs.files(source)]
@@ -149,7 +149,7 @@ def _batch(
         outputs,
         settings=settings,
         overwrite=options.overwrite,
-        fetching=Fetching(stores, options.spool),
+        spool=Spool(stores, place=options.spool),
         stop=stop,
         notice=console.notice,
     )

@@ -144,7 +144,7 @@ def _batch(
     from forescribe.asr.batch.batch import Batch
     from forescribe.asr.batch.inputs import any_readable
     from forescribe.asr.batch.ledger import settings_hash, weights_hash
-    from forescribe.asr.batch.spool import Fetching
+    from forescribe.asr.batch.spool import Spool
     from forescribe.asr.model.presets import check_request, locate, resolve
     from forescribe.speculative.models.hub import find
 
@@ -168,7 +168,7 @@ def _batch(
             settings=settings,
             overwrite=options.overwrite,
             fail_fast=options.fail_fast,
-            fetching=Fetching(stores, options.spool),
+            spool=Spool(stores, place=options.spool),
             elsewhere=options.workers_at is not None,
             stop=stop,
             notice=console.notice,

@@ -144,12 +144,6 @@ def _die(call: int, module: object, name: str) -> None:
     setattr(module, name, deadly)
 
 
-def _deaf(path: str) -> None:
-    sys.stdout.write("deaf\n")
-    sys.stdout.flush()
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000_000)
-
-
 def main() -> None:
     out, die_at, *names = sys.argv[1:]
     moment, _, number = die_at.partition(":")
@@ -165,7 +159,7 @@ def main() -> None:
     with Stop() as stop:
         try:
             made = batch(names, out, stop=stop)
-            typist = Typist(trouble=_deaf if moment == "deaf" else lambda path: time.sleep(pause))
+            typist = Typist(trouble=lambda path: time.sleep(pause))
             for ended in made.run(typist):
                 sys.stdout.write(f"{ended.record.status} {ended.record.path}\n")
                 sys.stdout.flush()

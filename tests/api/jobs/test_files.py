@@ -17,7 +17,7 @@ from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import open_store
 from tests.api.conftest import until
-from tests.asr.storage.emulator import moto_environment, running
+from tests.asr.storage.emulator import running
 
 ROOT = Path(__file__).parents[3]
 
@@ -159,8 +159,8 @@ def test_one_fetch_serves_all_who_wait_for_it_and_a_failed_one_none(tmp_path) ->
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    with running(moto_environment(tmp_path_factory.mktemp("moto") / "env")) as server:
+def s3():
+    with running() as server:
         server.make_bucket("service")
         yield server
 

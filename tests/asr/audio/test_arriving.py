@@ -101,11 +101,9 @@ NOISE = np.random.default_rng(0).bytes(9000)
         (NOISE, "compressed"),
         (b"\xff\xfb\x90\x00" + bytes(400) + NOISE, "compressed"),
         (b"<html><body>404 Not Found</body></html>\n", "this is text"),
-        ("Grüße, 世界\n".encode() * 400, "this is text"),
-        (TONE.tobytes(), "f32le"),
         (b"RIFF\x10\0\0\0AVI LIST", "RIFF without sound"),
         (b"RIFF\x10\0\0\0WAVEdata\x04\0\0\0abcd", "without a format"),
-        (wav("PCM_16", TONE).replace(b"\x01\0\x01\0\x80", b"\x01\0\x00\0\x80", 1), "channels 0"),
+        (wav("PCM_16", TONE).replace(b"\x01\0\x01\0\x80", b"\x01\0\x00\0\x80", 1), "0 channels"),
         (wav("ULAW", TONE), "another coding"),
     ],
 )

@@ -80,7 +80,7 @@ FAILED = {
     "text.wav": ("invalid_audio", "not audio that can be decoded"),
     "noise.bin": ("invalid_audio", "not audio"),
     "video.mp4": ("no_audio_stream", "no audio stream, only video"),
-    "folder.wav": ("unreadable_file", "a directory"),
+    "folder.wav": ("unreadable_file", "a folder without recordings"),
     "missing.wav": ("missing_file", "no such file"),
     "codec.wav": ("invalid_audio", "the codec of its sound is unknown"),
     "bits.wav": ("invalid_audio", "the codec of its sound is unknown"),

@@ -1,5 +1,5 @@
 """Every codec in wav, w64, aiff, caf and au that PyAV or soundfile write: the whole sound without a warning,
-and a file that was cut off told as such."""
+and a wav that was cut off told as such."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import soundfile
 
 from forescribe.asr.audio.reading import open_audio
-from forescribe.asr.errors import AudioError
 
 from .test_audio import Samples, codes, is_the_sweep, joined, sweep
 
@@ -84,15 +83,13 @@ def check(data: bytes, what: str, *, rough: bool = False) -> None:
     assert whole.declared_s is None or abs(whole.declared_s - whole.duration_s) < PADDING_S, what
     assert codes(whole) == [], what
     assert is_the_sweep(samples) or (rough and np.square(samples).mean() > 0.01), what
-    try:
-        with open_audio(data[: len(data) * 6 // 10], name=what) as part:
-            joined(part)
-    except AudioError as error:
-        assert "cut off: the index" in error.message and "caf" in what, what
-    else:
-        assert 0.6 * SECONDS - BLOCK_S < part.duration_s < 0.7 * SECONDS, what
-        assert "truncated_audio" in codes(part), what
-        assert part.declared_s == pytest.approx(SECONDS, abs=BLOCK_S), what
+    if not data.startswith((b"RIFF", b"RF64")):
+        return
+    with open_audio(data[: len(data) * 6 // 10], name=what) as part:
+        joined(part)
+    assert 0.6 * SECONDS - BLOCK_S < part.duration_s < 0.7 * SECONDS, what
+    assert "truncated_audio" in codes(part), what
+    assert part.declared_s == pytest.approx(SECONDS, abs=BLOCK_S), what
 
 
 @pytest.mark.parametrize(

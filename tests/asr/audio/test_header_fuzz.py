@@ -9,15 +9,16 @@ import io
 import os
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
-import av
 import numpy as np
 import pytest
 import soundfile
 
 from forescribe.asr.audio.reading import length_of, open_audio
 from forescribe.asr.errors import AudioError
+
+from .test_every_codec import encoded
 
 RATE = 16_000
 COUNT = int(os.environ.get("FORESCRIBE_TEST_HEADERS", "40"))
@@ -28,40 +29,27 @@ INTERNAL = re.compile(r"[A-Z][a-z]+Error|object has no|NoneType|Traceback")
 """Words of a programming error; a message has none."""
 
 
-def _soundfile(kind: str) -> Callable[[], bytes]:
-    def made() -> bytes:
-        file = io.BytesIO()
-        noise = np.random.default_rng(0).normal(0, 0.1, RATE)
-        soundfile.write(file, noise, RATE, format=kind)
-        return file.getvalue()
-
-    return made
+def uncompressed(kind: str) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.random.default_rng(0).normal(0, 0.1, RATE), RATE, format=kind)
+    return file.getvalue()
 
 
-def _libav(container: str, codec: str) -> Callable[[], bytes]:
-    def made() -> bytes:
-        file = io.BytesIO()
-        with av.open(file, "w", format=container) as out:
-            stream = out.add_stream(codec, rate=48_000, layout="mono")
-            tone = (8000 * np.sin(np.arange(48_000) * 0.05)).astype(np.int16)
-            frame = av.AudioFrame.from_ndarray(tone[None], format="s16", layout="mono")
-            frame.sample_rate = 48_000
-            for each in av.AudioResampler(stream.format, "mono", 48_000, 960).resample(frame):
-                out.mux(stream.encode(each))
-            out.mux(stream.encode(None))
-        return file.getvalue()
-
-    return made
+def compressed(container: str, codec: str) -> bytes:
+    tone = (0.25 * np.sin(np.arange(48_000) * 0.05)).astype(np.float32)
+    data = encoded(container, codec, tone[None], 48_000)
+    assert data is not None
+    return data
 
 
-MAKE = {
-    "wav": _soundfile("WAV"),
-    "wavex": _soundfile("WAVEX"),
-    "aiff": _soundfile("AIFF"),
-    "flac": _soundfile("FLAC"),
-    "ogg": _libav("ogg", "libopus"),
-    "mkv": _libav("matroska", "libopus"),
-    "mp4": _libav("mp4", "aac"),
+MAKE: dict[str, Callable[[], bytes]] = {
+    "wav": partial(uncompressed, "WAV"),
+    "wavex": partial(uncompressed, "WAVEX"),
+    "aiff": partial(uncompressed, "AIFF"),
+    "flac": partial(uncompressed, "FLAC"),
+    "ogg": partial(compressed, "ogg", "libopus"),
+    "mkv": partial(compressed, "matroska", "libopus"),
+    "mp4": partial(compressed, "mp4", "aac"),
 }
 whole = cache(lambda kind: MAKE[kind]())
 

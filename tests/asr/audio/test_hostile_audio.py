@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from itertools import chain
 
 import av
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 import soundfile
 
 from forescribe.asr.audio import containers
-from forescribe.asr.audio.containers import Pcm
+from forescribe.asr.audio.containers import Pcm, Reader
 from forescribe.asr.audio.opening import UNREAD_BYTES, stated_bytes, unread_bytes
 from forescribe.asr.audio.reading import length_of, open_audio
 from forescribe.asr.errors import AudioError
@@ -87,11 +86,8 @@ def test_an_unknown_codec_is_said_in_words(tmp_path, source) -> None:
     assert caught.value.code == "invalid_audio"
 
 
-class Raising:
+class Raising(Reader):
     """A reader that raises after a second of sound."""
-
-    declared_s = None
-    notices: Sequence[Notice] = ()
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -99,9 +95,6 @@ class Raising:
     def read(self) -> Iterator[Pcm]:
         yield Pcm(NOISE[:RATE, None], RATE)
         raise self.error
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -258,24 +251,12 @@ def test_sound_that_a_wav_header_leaves_out_is_warned_of(source, unread) -> None
     assert all(f"the {unread} bytes after it" in message for message in found)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "offset", "layout"),
-    [
-        ("AIFF", b"SSND", 4, ">I"),
-        ("CAF", b"data", 4, ">q"),
-        ("AU", b".snd", 8, ">I"),
-        ("W64", b"data\xf3\xac", 16, "<q"),
-        ("RF64", b"ds64", 16, "<q"),
-    ],
-)
-def test_other_containers_have_the_same_header_and_the_same_warning(
-    kind, name, offset, layout
-) -> None:
+def test_the_samples_of_an_rf64_may_be_left_out_too() -> None:
     file = io.BytesIO()
-    soundfile.write(file, NOISE, RATE, format=kind, subtype="PCM_16")
+    soundfile.write(file, NOISE, RATE, format="RF64", subtype="PCM_16")
     damaged = bytearray(file.getvalue())
-    at = damaged.index(name) + offset
-    damaged[at : at + struct.calcsize(layout)] = struct.pack(layout, 4000)
+    at = damaged.index(b"ds64") + 16
+    damaged[at : at + 8] = struct.pack("<q", 4000)
     length_s, notices = read(bytes(damaged))
     assert length_s < 0.2
     assert "unread_audio" in [notice.code for notice in notices]
@@ -288,8 +269,7 @@ def test_a_wav_of_gigabytes_that_was_cut_off_is_told() -> None:
 
 def test_no_header_makes_the_search_raise_or_take_long() -> None:
     random = np.random.default_rng(3)
-    heads = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b"caff", b".snd", b"dns.")
-    for head in chain.from_iterable([heads] * 125):
+    for head in (b"RIFF", b"RF64", b"BW64", b"FORM") * 125:
         source = bytearray(riff(DATA))
         source[:4] = head
         for at in random.integers(4, 80, size=6):

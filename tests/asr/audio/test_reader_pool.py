@@ -154,31 +154,6 @@ def test_a_full_disk_of_the_spool_costs_no_recording(
     assert [len(samples) for samples, _, _ in found] == 3 * [SECOND]  # type: ignore[misc]
 
 
-@pytest.mark.usefixtures("loaded")
-def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever kills it: the kernel for lack of memory, mostly."""
-    reply = Decoders._request
-    tries = 0
-
-    def killed(self: Decoders, ask: Any, shared: bytes | None) -> object:
-        nonlocal tries
-        if b"poison" not in ask.args[1]:
-            return reply(self, ask, shared)
-        tries += 1
-        return {"exit": -signal.SIGKILL, "late": False}
-
-    monkeypatch.setattr(Decoders, "_request", killed)
-    names = ("a", "poison", "b")
-    paths: list[Input] = [noise(tmp_path / f"{name}.wav", 1.0) for name in names]
-    with ReaderPool(1, None) as pool:
-        found = list(contents(pool, paths))
-    assert tries == 2
-    assert found[1][:2] == (CapacityError, "overloaded")  # type: ignore[index]
-    assert [len(found[i][0]) for i in (0, 2)] == [SECOND, SECOND]  # type: ignore[index]
-
-
 def children(decoders: Decoders) -> list[int]:
     assert decoders._process is not None
     pid = decoders._process.pid

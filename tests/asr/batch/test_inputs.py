@@ -12,7 +12,7 @@ import soundfile
 
 from forescribe.asr.batch.batch import length_s
 from forescribe.asr.batch.destinations import MANIFEST as NAME
-from forescribe.asr.batch.inputs import discover, holds_audio
+from forescribe.asr.batch.inputs import discover
 from forescribe.asr.errors import UsageError
 from forescribe.asr.storage.locations import Source
 from tests.asr.typists import write_wav
@@ -57,16 +57,10 @@ def test_files_are_taken_as_they_are_and_in_their_order() -> None:
 def test_a_recording_named_twice_is_refused(first, second) -> None:
     with pytest.raises(UsageError, match=r"(a\.mp3|stdin) was given twice"):
         discover([first, second])
-
-
-def test_an_empty_name_is_refused_and_not_the_folder_here() -> None:
-    with pytest.raises(UsageError, match="has an empty name"):
-        discover(["a.mp3", ""])
-
-
-def test_a_recording_by_its_absolute_path_is_the_same_recording() -> None:
     with pytest.raises(UsageError, match="twice"):
-        discover(["a.mp3", str(Path.cwd() / "a.mp3")])
+        discover([str(Path.cwd() / "b.mp3"), "b.mp3"])
+    with pytest.raises(UsageError, match="has an empty name"):  # not the folder here
+        discover(["a.mp3", ""])
 
 
 def test_a_file_beside_its_folder_counts_once() -> None:
@@ -102,15 +96,12 @@ def test_hidden_files_own_results_and_what_is_no_recording_are_passed_over() -> 
     assert paths("calls", recursive=True) == ["calls/a.wav"]
 
 
-def test_what_it_holds_decides_and_a_damaged_recording_is_not_lost() -> None:
-    write_wav(Path("calls/voice"))
+def test_names_decide_and_a_damaged_recording_is_not_lost() -> None:
     write_wav(Path("calls/voice.backup"))
     Path("calls/damaged.mp3").write_bytes(b"\0" * 100)
     Path("calls/empty.m4a").touch()
     Path("calls/gone.wav").symlink_to("nowhere.wav")
-    assert paths("calls") == [
-        "calls/damaged.mp3", "calls/empty.m4a", "calls/gone.wav", "calls/voice", "calls/voice.backup"
-    ]  # fmt: skip
+    assert paths("calls") == ["calls/damaged.mp3", "calls/empty.m4a", "calls/gone.wav"]
 
 
 def test_links_in_circles_end() -> None:
@@ -132,7 +123,7 @@ def test_a_folder_without_recordings_fails_by_itself(recursive) -> None:
     good, none, *_ = discover(["good", "none", "deep"], recursive=recursive)
     assert good == Source("good/a.wav")
     assert none.error is not None and none.error.code == "unreadable_file"
-    assert "none: a directory without recordings" in str(none.error)
+    assert "none: a folder without recordings" in str(none.error)
     if not recursive:
         assert "--recursive" in str(none.error)
 
@@ -213,7 +204,7 @@ def test_a_name_in_a_list_may_begin_with_a_tilde(here, monkeypatch) -> None:
         ("{", "line 2 is no JSON"),
         ({"path": "a.wav"}, "line 2 has no audio_filepath"),
         (["a.wav"], "line 2 has no audio_filepath"),
-        ({"audio_filepath": ""}, "line 2 has no audio_filepath"),
+        ({"audio_filepath": "ftp://x/a.mp3"}, "line 2: ftp:// is not supported"),
         ({"audio_filepath": "a.wav", "offset": 2.5}, "line 2 has an offset"),
     ],
 )
@@ -232,48 +223,11 @@ def test_a_list_that_is_missing_empty_or_no_text_is_refused() -> None:
         discover(["list.jsonl"])
 
 
-# How recordings begin
-
-
-def made(name: str) -> bytes:
-    samples = (0.1 * np.random.default_rng(0).standard_normal(16_000)).astype(np.float32)
-    soundfile.write(name, samples, 16_000)
-    return Path(name).read_bytes()
-
-
-@pytest.mark.parametrize("kind", ["wav", "flac", "ogg", "aiff", "au", "caf", "w64", "rf64"])
-def test_recordings_are_known_by_how_they_begin(kind) -> None:
-    assert holds_audio(made(f"a.{kind}")[:1024])
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"",
-        b"R",
-        b"RIFF\0\0\0\0WEBPVP8 ",
-        b"\0\0\0\x18ftypheic",
-        b"\0\0\0\x18ftypavif",
-        b"\xff\xfeH\0e\0l\0l\0o\0" * 100,  # text in UTF-16
-        b"\xff\xfe" * 2000,
-        b"GIF89a",
-        b"\x89PNG\r\n",
-        b"\xff\xd8\xff\xe0\0\x10JFIF" + bytes(4000),
-        b"%PDF-1.7",
-        b"PK\3\4",
-        b'import { Gx } from "G";\n' * 200,
-        b"\x7fELF",
-    ],
-)
-def test_other_files_are_not(head) -> None:
-    assert not holds_audio(head)
-
-
 # Lengths
 
 
 def test_lengths_come_from_the_header_the_list_or_the_size() -> None:
-    made("a.flac")
+    soundfile.write("a.flac", np.zeros(16_000), 16_000)
     assert length_s(Source("a.flac")) == pytest.approx(1.0)
     write_wav(Path("a.wav"), 2.5)
     assert length_s(Source("a.wav")) == pytest.approx(2.5)

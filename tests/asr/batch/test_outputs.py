@@ -15,6 +15,7 @@ from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span
 from forescribe.asr.storage.locations import Source
+from forescribe.asr.storage.stores import Stores
 
 TRANSCRIPT = Transcript(
     segments=(Segment(0, 0, 0, 0, 16_000, " Grüße."),),
@@ -30,21 +31,17 @@ def stems(*sources: str) -> dict[str, str]:
     return Outputs.plan([Source(source) for source in sources], "-", "txt").stems
 
 
-def test_a_file_lends_its_stem() -> None:
-    assert stems("x/meeting.mp3") == {"x/meeting.mp3": "meeting"}
-    assert stems("a.b.wav", "noext", ".hidden") == {
-        "a.b.wav": "a.b",
-        "noext": "noext",
-        ".hidden": ".hidden",
-    }
-
-
-def test_stdin_has_a_name() -> None:
-    assert stems("-", "a.wav") == {"-": "stdin", "a.wav": "a"}
-
-
-def test_equal_stems_keep_their_extensions() -> None:
-    assert stems("a.mp3", "a.wav", "b.wav") == {"a.mp3": "a.mp3", "a.wav": "a.wav", "b.wav": "b"}
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (["x/meeting.mp3"], ["meeting"]),
+        (["a.b.wav", "noext", ".hidden"], ["a.b", "noext", ".hidden"]),
+        (["-", "a.wav"], ["stdin", "a"]),
+        (["a.mp3", "a.wav", "b.wav"], ["a.mp3", "a.wav", "b"]),
+    ],
+)
+def test_a_file_lends_its_stem_and_equal_ones_keep_their_extensions(sources, expected) -> None:
+    assert stems(*sources) == dict(zip(sources, expected, strict=True))
 
 
 def test_equal_names_get_a_hash_of_their_place() -> None:
@@ -84,13 +81,9 @@ def test_a_tree_is_mirrored_and_names_need_differ_only_in_one_place() -> None:
         "c/x/a.mp3": "x/a.mp3",
         "c/x/a.wav": "x/a.wav",
     }
-
-
-def test_the_same_place_of_two_trees_gets_a_hash() -> None:
-    sources = [Source("c/x/a.mp3", "x"), Source("d/x/a.mp3", "x")]
-    found = Outputs.plan(sources, "-", "txt").stems
-    assert len(set(found.values())) == 2
-    assert all(stem.startswith("x/a-") for stem in found.values())
+    again = Outputs.plan([Source("c/x/a.mp3", "x"), Source("d/x/a.mp3", "x")], "-", "txt").stems
+    assert len(set(again.values())) == 2
+    assert all(stem.startswith("x/a-") for stem in again.values())
 
 
 def test_a_folder_without_recordings_takes_no_name() -> None:
@@ -121,16 +114,16 @@ def test_only_what_a_killed_process_left_is_swept(tmp_path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {".other.tmp", "a.txt", "manifest.jsonl"}
 
 
-@pytest.mark.parametrize("names", ["all", "txt,srt"])
-def test_stdout_takes_one_format(names) -> None:
-    with pytest.raises(UsageError, match="stdout takes one format"):
-        Outputs.plan(A, "-", names)
-
-
-def test_an_unknown_format_is_refused_before_anything_is_made(tmp_path) -> None:
+def test_what_cannot_be_written_is_refused_before_anything_is_made(tmp_path) -> None:
+    for names in ("all", "txt,srt"):
+        with pytest.raises(UsageError, match="stdout takes one format"):
+            Outputs.plan(A, "-", names)
     with pytest.raises(UsageError, match="'doc'; known: txt"):
         Outputs.plan(A, str(tmp_path / "out"), "doc")
     assert not (tmp_path / "out").exists()
+    for where in ("https://example.com/out", "hf://datasets/org/name"):
+        with pytest.raises(UsageError, match="can only be read"):
+            Outputs.plan(A, where, "txt", stores=Stores())
 
 
 def test_a_folder_is_made_with_its_parents(tmp_path) -> None:
@@ -164,22 +157,18 @@ def test_stdout_is_utf8_whatever_the_locale(monkeypatch) -> None:
     assert buffer.getvalue() == "Grüße.\n".encode()
 
 
-class Full(io.BytesIO):
-    def __init__(self, error: OSError) -> None:
-        super().__init__()
-        self.error = error
+@pytest.mark.parametrize(
+    ("error", "raised", "says"),
+    [
+        (OSError(28, "No space left on device"), OutputError, "cannot write to stdout: No space"),
+        (BrokenPipeError(), BrokenPipeError, None),  # a reader that has gone is no fault
+    ],
+)
+def test_a_stdout_that_cannot_be_written(monkeypatch, error, raised, says) -> None:
+    class Full(io.BytesIO):
+        def write(self, data) -> int:
+            raise error
 
-    def write(self, data) -> int:
-        raise self.error
-
-
-def test_a_full_disk_behind_stdout_is_one_line(monkeypatch) -> None:
-    stdout(monkeypatch, Full(OSError(28, "No space left on device")))
-    with pytest.raises(OutputError, match="cannot write to stdout: No space left"):
-        Outputs.plan(A, "-", "txt").write("a.wav", TRANSCRIPT)
-
-
-def test_a_reader_that_has_gone_is_no_fault(monkeypatch) -> None:
-    stdout(monkeypatch, Full(BrokenPipeError()))
-    with pytest.raises(BrokenPipeError):
+    stdout(monkeypatch, Full())
+    with pytest.raises(raised, match=says):
         Outputs.plan(A, "-", "txt").write("a.wav", TRANSCRIPT)

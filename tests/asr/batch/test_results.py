@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +14,14 @@ from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.destinations import Folder
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.batch.ledger import Ledger
-from forescribe.asr.batch.outputs import Outputs, RecordingResult
-from forescribe.asr.errors import AudioError, UsageError
-from forescribe.asr.storage.locations import Location, Source
+from forescribe.asr.batch.outputs import RecordingResult
+from forescribe.asr.errors import AudioError
+from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.batch.remote import objects
-from tests.asr.batch.remote.objects import CopyTypist, put_calls
+from tests.asr.batch.remote.objects import CopyTypist
 from tests.asr.storage.faults import memory
 from tests.asr.typists import Outcome, Typist, text_of, write_wav
-
-EARLIER = Path(__file__).parent / "earlier"
-"""Outputs that version 0.1.0 has written, of three recordings, the last of which had failed."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +241,7 @@ def test_a_bad_recording_takes_no_other_with_it(out) -> None:
         "empty": "unreadable_file",
     }
     failed = next(line for line in out.lines() if line["path"] == "empty")
-    assert failed["status"] == "failed" and "directory without recordings" in failed["message"]
+    assert failed["status"] == "failed" and "folder without recordings" in failed["message"]
     assert failed["outputs"] == [] and failed["fingerprint"] is None
 
 
@@ -276,42 +272,3 @@ def test_an_interruption_keeps_what_is_written_and_leaves_the_rest(out) -> None:
     assert statuses(results) == {"succeeded": 1, "cancelled": 2}
     assert len(out.files()) == 2
     assert statuses(out.run()) == {"succeeded": 2}
-
-
-# Outputs of an earlier version
-
-
-def test_a_folder_of_an_earlier_version_is_continued(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(EARLIER / "folder", "out")
-    calls(3)
-    out = Output("folder", "out")
-    assert [source.path for source in out.batch().todo] == ["calls/02.wav"]
-    (ended,) = out.run()
-    assert (ended.record.status, ended.record.attempt) == ("succeeded", 2)
-    assert out.batch().todo == []
-
-
-@pytest.mark.parametrize("merged", [True, False])
-def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, merged) -> None:
-    monkeypatch.chdir(tmp_path)
-    where = str(memory() / "out")
-    for path in (EARLIER / "store").rglob("*"):
-        name = path.relative_to(EARLIER / "store")
-        if path.is_dir() or (name.name == "manifest.jsonl" and not merged):
-            continue
-        open_store(Location.parse(where)).put(name.as_posix(), path.read_bytes())
-    recordings = Location.parse("memory://earlier/calls")
-    put_calls(recordings, 3)
-    out = Output("store", where)
-    typist = CopyTypist()  # the others may be fetched again, as their tags are new
-    results = {r.record.path: r.record for r in out.run(str(recordings), typist=typist)}
-    assert typist.typed == [left := f"{recordings}/02.wav"]
-    assert (results[left].status, results[left].attempt) == ("succeeded", 2)
-    assert [line["status"] for line in out.lines()] == ["succeeded"] * 3
-
-
-def test_an_output_that_can_only_be_read_is_refused() -> None:
-    for where in ("https://example.com/out", "hf://datasets/org/name"):
-        with pytest.raises(UsageError, match="can only be read"):
-            Outputs.plan([Source("a.wav")], where, "txt", stores=Stores())

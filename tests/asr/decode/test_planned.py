@@ -170,18 +170,11 @@ def test_another_recording_is_not_taken_for_the_planned_one(length) -> None:
         list(planned_windows([np.zeros(length, np.float32)], [WindowSpan(0, 100, True)]))
 
 
-def test_a_plan_of_an_earlier_version_knows_no_voice() -> None:
-    plan = Plan.from_dict({"spans": [[0, 5, False], [5, 9, True]], "warnings": []})
-    assert plan.spans == (WindowSpan(0, 5, False), WindowSpan(5, 9, True))
-
-
 def test_a_stored_plan_keeps_its_groups(monkeypatch) -> None:
     """Whatever the size of groups is in the version that reads it: kept groups are numbered by it."""
     spans = tuple(WindowSpan(i, i + 1, True) for i in range(10))
     stored = json.loads(json.dumps(Plan(spans, group_size=3).to_dict()))
     monkeypatch.setattr(cut_plan, "GROUP_SIZE", 2)
     assert [len(group) for group in Plan.from_dict(stored).groups] == [3, 3, 3, 1]
-    del stored["group_size"]  # as by versions up to 0.1
-    assert [len(group) for group in Plan.from_dict(stored).groups] == [8, 2]
     recording = from_array(np.zeros(RATE * 3))
     assert plan_of(recording.blocks(), EnergyDetector(), WindowOptions()).group_size == 2

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from forescribe.asr.segment.cut_plan import span_of
-from forescribe.asr.segment.cutter import BATCH_FRAMES, Cutter, VoiceRuns, cut
+from forescribe.asr.segment.cutter import BATCH_FRAMES, Cutter, cut
 from forescribe.asr.segment.vad import (
     FRAME,
     LEVEL_FRAMES,
@@ -62,31 +62,6 @@ def tracks(draw: st.DrawFn) -> tuple[NDArray[np.float32], int]:
     values = np.concatenate([np.zeros(0), *parts]).astype(np.float32)
     missing = draw(st.integers(0, FRAME - 1)) if len(values) else 0
     return values, len(values) * FRAME - missing
-
-
-options = st.builds(
-    WindowOptions,
-    min_speech_s=st.sampled_from([0.0, 0.1, 0.3]),
-    max_silence_s=st.sampled_from([1.0, 2.0, 5.0]),
-    pad_s=st.sampled_from([0.0, 0.2, 0.4]),
-    search_s=st.sampled_from([1.0, 8.0, 15.0]),
-)
-
-
-@settings(deadline=None, max_examples=60)
-@given(track=tracks(), options=options, size=st.integers(1, 700_000))
-def test_windows_partition_the_samples(
-    track: tuple[NDArray[np.float32], int], options: WindowOptions, size: int
-) -> None:
-    values, count = track
-    samples = counting(count)
-    windows = list(cut(blocks(samples, max(size, 2000)), Track(values), options))
-    assert [window.index for window in windows] == list(range(len(windows)))
-    assert [w.start for w in windows] + [count] == [0] + [w.end for w in windows]
-    assert all(window.length <= MAX_SAMPLES for window in windows if window.speech)
-    for window in windows:
-        if window.speech:
-            assert np.array_equal(window.samples, samples[window.start : window.end])
 
 
 @settings(deadline=None, max_examples=30)
@@ -139,14 +114,17 @@ def speech_of(values: NDArray[np.float32], options: WindowOptions) -> NDArray[np
 
 
 @settings(deadline=None, max_examples=150)
-@given(track=tracks(), options=any_options())
-def test_detected_speech_is_never_reported_as_silence(
-    track: tuple[NDArray[np.float32], int], options: WindowOptions
+@given(track=tracks(), options=any_options(), size=st.integers(2000, 700_000))
+def test_windows_partition_the_samples_and_detected_speech_is_never_reported_as_silence(
+    track: tuple[NDArray[np.float32], int], options: WindowOptions, size: int
 ) -> None:
     values, count = track
-    at, heard = 0, np.zeros(len(values) * FRAME, np.bool_)
-    for window in cut([counting(count)], Track(values), options):
-        assert window.start == at and (not window.speech or window.length <= MAX_SAMPLES)
+    samples, at, heard = counting(count), 0, np.zeros(len(values) * FRAME, np.bool_)
+    for index, window in enumerate(cut(blocks(samples, size), Track(values), options)):
+        assert (window.index, window.start) == (index, at)
+        if window.speech:
+            assert window.length <= MAX_SAMPLES
+            assert np.array_equal(window.samples, samples[window.start : window.end])
         at, heard[window.start : window.end] = window.end, window.speech
     assert at == count
     assert heard[:count][np.repeat(speech_of(values, options), FRAME)[:count]].all()
@@ -278,16 +256,6 @@ def test_windows_say_where_a_voice_was_heard() -> None:
     frames = [round(s * RATE / FRAME) for s in (5, 3, 1, 2)]  # each stretch is rounded for itself
     edges = [FRAME * sum(frames[:n]) for n in range(1, 5)]
     assert runs == [(edges[0], edges[1]), (edges[2], edges[3])]
-
-
-@pytest.mark.parametrize("size", [1, 511, 512, 40_000, BATCH_FRAMES * FRAME + 7])
-def test_voice_is_heard_in_a_recording_that_passes(size: int) -> None:
-    values = np.repeat(np.array([0.1, 0.9, 0.4, 0.6], np.float32), [3, 500, 2, 90])
-    samples = counting(len(values) * FRAME - 100)
-    runs = VoiceRuns(Track(values))
-    passed = list(runs.through(blocks(samples, size if size > 511 else 511 * size)))
-    assert np.array_equal(np.concatenate(passed), samples)
-    assert runs.runs() == ((3 * FRAME, 503 * FRAME), (505 * FRAME, len(samples)))
 
 
 @pytest.mark.parametrize(

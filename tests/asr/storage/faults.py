@@ -1,19 +1,17 @@
-"""A bucket whose requests and replies get lost, on top of one in memory."""
+"""A bucket whose requests get lost, on top of one in memory."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from forescribe.asr.storage.errors import LocatedError, UnavailableError
-from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.services import BucketStore
+from forescribe.asr.storage.locations import Entry, Location
 from forescribe.asr.storage.store import Store
-from forescribe.asr.storage.stores import Stores
+from forescribe.asr.storage.stores import BucketStore, Stores
 
-OK, LOST, REPLY_LOST = "ok", "request lost", "reply lost"
+OK, LOST = "ok", "request lost"
 
 Fate = Callable[[Location, str], str | LocatedError]
 
@@ -26,12 +24,11 @@ def memory() -> Location:
 
 
 class FaultyBucket(BucketStore):
-    """Asks `fate` before every request, by the object's location; bodies break off after `whole` bytes, once
-    each."""
+    """Asks `fate` before every request, by the object's location; bodies break off after `whole` bytes."""
 
     def __init__(self, inner: Store, fate: Fate, whole: int | None = None) -> None:
         super().__init__(inner.location, inner.connection, inner.requests)
-        self.fate, self.whole, self.broken = fate, whole, set[str]()
+        self.fate, self.whole = fate, whole
 
     @contextmanager
     def _request(self, kind: str, key: str) -> Iterator[None]:
@@ -42,13 +39,15 @@ class FaultyBucket(BucketStore):
             raise self._lost(key)
         with super()._request(kind, key):
             yield
-        if fate == REPLY_LOST:
-            raise self._lost(key)
 
-    def _pieces(self, key: str, result: Any) -> Iterator[bytes]:
-        for piece in super()._pieces(key, result):
-            if self.whole is not None and key not in self.broken:
-                self.broken.add(key)
+    @contextmanager
+    def reading(self, key: str) -> Iterator[tuple[Entry, Iterator[bytes]]]:
+        with super().reading(key) as (entry, pieces):
+            yield entry, self._pieces(key, pieces)
+
+    def _pieces(self, key: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            if self.whole is not None:
                 yield piece[: self.whole]
                 raise self._lost(key)
             yield piece
@@ -60,11 +59,9 @@ class FaultyBucket(BucketStore):
 class FaultyStores(Stores):
     """Stores whose requests meet `fate(location, kind)`."""
 
-    def __init__(self, fate: Fate = lambda where, kind: OK, whole: int | None = None) -> None:
+    def __init__(self, fate: Fate = lambda where, kind: OK) -> None:
         super().__init__()
-        self.fate, self.whole = fate, whole
+        self.fate = fate
 
     def at(self, location: Location) -> Store:
-        return FaultyBucket(
-            super().at(location), lambda where, kind: self.fate(where, kind), self.whole
-        )
+        return FaultyBucket(super().at(location), lambda where, kind: self.fate(where, kind))

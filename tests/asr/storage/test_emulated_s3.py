@@ -28,7 +28,6 @@ from tests.asr.storage.emulator import (
     ROOT,
     S3,
     SLOW_DOWN,
-    moto_environment,
     running,
 )
 
@@ -38,8 +37,8 @@ CLIPS = 5
 
 
 @pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    with running(moto_environment(tmp_path_factory.mktemp("moto") / "env")) as s3:
+def emulator() -> Iterator[S3]:
+    with running() as s3:
         yield s3
 
 

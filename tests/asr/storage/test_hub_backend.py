@@ -12,15 +12,12 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from forescribe.asr.storage.errors import (
-    ChangedError,
     DeniedError,
     MissingError,
     UnavailableError,
-    UnsupportedError,
 )
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.services import HubStore
-from forescribe.asr.storage.store import Store
+from forescribe.asr.storage.stores import HubStore, Store
 
 REPO = "datasets/org/calls@v1"
 
@@ -80,9 +77,7 @@ def test_files_are_listed_and_read(store, tmp_path: Path) -> None:
     assert store.requests["get"] == 1
 
 
-def test_other_revisions_and_missing_files(store) -> None:
-    with pytest.raises(ChangedError), store.reading("a.mp3", etag="another"):
-        pass
+def test_a_missing_file_is_said_with_its_place(store) -> None:
     with pytest.raises(MissingError, match=r"hf://datasets/org/calls@v1/c\.mp3"):
         store.read("c.mp3")
 
@@ -109,13 +104,3 @@ def test_no_network(store, files) -> None:
     with pytest.raises(UnavailableError, match=r"does not answer \(ConnectError\)") as caught:
         store.list()
     assert "SECRET" not in str(caught.value)
-
-
-def test_repositories_are_read_only(store) -> None:
-    for call in (
-        lambda: store.put("b", b""),
-        lambda: store.create("b", b""),
-        lambda: store.delete("b"),
-    ):
-        with pytest.raises(UnsupportedError, match="can only be read"):
-            call()

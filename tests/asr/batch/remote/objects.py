@@ -9,7 +9,7 @@ from typing import Any
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.inputs import discover
 from forescribe.asr.batch.outputs import Outputs, RecordingResult
-from forescribe.asr.batch.spool import Fetching
+from forescribe.asr.batch.spool import Spool
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.typists import SETTINGS, Outcome, Typist, text_of, transcript, write_wav
@@ -60,7 +60,7 @@ def batch(
         outputs,
         settings=settings,
         overwrite=overwrite,
-        fetching=Fetching(stores, "spool", limit),
+        spool=Spool(stores, place="spool", limit=limit),
         **options,
     )
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.batch.spool import Fetching, Spool
-from forescribe.asr.storage.errors import DeniedError
+from forescribe.asr.batch import spool as spool_module
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.batch.remote.objects import (
@@ -76,12 +74,6 @@ def test_a_folder_in_a_store_gives_what_the_same_folder_here_gives(calls, out) -
     assert len(local) == 14 and "x/a.flac.txt" in local
     assert files(out) == files(pairs[1][1]) == fetched == local
     assert left_over() == []
-
-
-def test_the_largest_goes_first(calls, out) -> None:
-    typist = CopyTypist()
-    run([str(calls)], out, typist)
-    assert [Path(name).name for name in typist.typed] == ["02.wav", "01.wav", "00.wav"]
 
 
 def test_here_and_there_mix(calls, out) -> None:
@@ -184,33 +176,6 @@ def test_a_spool_with_room_for_one_recording_is_enough(calls, out) -> None:
     assert len(typist.typed) == 8
 
 
-def test_credentials_that_expire_fail_the_rest_and_say_so(calls, out) -> None:
-    def fate(where: Location, kind: str) -> str | DeniedError:
-        if where.host == calls.host and kind == "get" and where.name != "02.wav":
-            return DeniedError(where, "the credentials have expired (ExpiredToken): renew them")
-        return OK
-
-    results = run([str(calls)], out, stores=FaultyStores(fate))
-    assert statuses(results) == {"succeeded": 1, "failed": 2}
-    assert {r.record.code for r in results} == {None, "storage_denied"}
-
-
-def test_an_interruption_keeps_what_is_written_and_leaves_the_rest(calls, out) -> None:
-    stop = Stop()
-
-    def interrupt(path: str) -> None:
-        stop.requested = True
-
-    made = batch([str(calls)], out, stop=stop)
-    results = []
-    with pytest.raises(KeyboardInterrupt):
-        for result in made.run(CopyTypist(ahead=1, trouble=interrupt)):
-            results.append(result)
-    assert statuses(results) == {"succeeded": 1, "cancelled": 2}
-    assert len(files(out)) == 2 and left_over() == []
-    assert statuses(run([str(calls)], out)) == {"succeeded": 2}
-
-
 def test_memory_that_runs_out_halves_the_batch_and_fetches_nothing_twice(calls, out) -> None:
     class Crowded(CopyTypist):
         def _typed(self, source):
@@ -229,10 +194,7 @@ def test_readers_do_not_wait_for_what_is_still_fetched(calls, out, monkeypatch) 
     """The first recording is given on while the second one is under way."""
     from forescribe.asr.audio.reader_pool import ReaderPool
 
-    def one_by_one(self) -> Spool:
-        return Spool(self.stores, place=self.place, limit=self.limit, fetchers=1)
-
-    monkeypatch.setattr(Fetching, "spool", one_by_one)
+    monkeypatch.setattr(spool_module, "FETCHERS", 1)
     first_given = threading.Event()
     stores = FaultyStores()
     made = batch([str(calls)], out, stores=stores)

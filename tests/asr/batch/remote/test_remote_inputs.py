@@ -49,22 +49,15 @@ def keys(sources, top: Location) -> list[str]:
 
 def test_a_folder_holds_its_recordings_by_name(calls) -> None:
     assert keys(found(calls, recursive=False), calls) == ["a.mp3", "b.WAV"]
-    sources = found(calls)
-    assert keys(sources, calls) == ["a.mp3", "b.WAV", "x/c.flac", "x/y/e.opus", "x/y/empty.mp3"]
-    assert [source.place for source in sources] == ["", "", "x", "x/y", "x/y"]
-    assert keys(found(f"{calls}/"), calls) == keys(sources, calls)
-
-
-def test_a_folder_is_one_listing_however_many_recordings_it_has(calls) -> None:
     stores = Stores()
     sources = found(f"{calls}/", stores=stores)
-    assert stores.at(calls).requests == {"list": 1}
+    assert stores.at(calls).requests == {"list": 1}  # however many recordings it has
     assert all(source.entry is not None and source.version for source in sources)
-
-
-def test_an_empty_object_is_a_failure_without_being_fetched(calls) -> None:
-    (source,) = [s for s in found(calls) if "empty" in s.path]
-    assert source.error is not None and source.error.code == "empty_file"
+    (empty,) = [source for source in sources if "empty" in source.path]
+    assert empty.error is not None and empty.error.code == "empty_file"
+    assert keys(sources, calls) == ["a.mp3", "b.WAV", "x/c.flac", "x/y/e.opus", "x/y/empty.mp3"]
+    assert [source.place for source in sources] == ["", "", "x", "x/y", "x/y"]
+    assert keys(found(calls), calls) == keys(sources, calls)
 
 
 def test_an_object_that_is_named_is_taken_whatever_its_name_is(calls) -> None:
@@ -75,6 +68,8 @@ def test_an_object_that_is_named_is_taken_whatever_its_name_is(calls) -> None:
 
 
 def test_what_is_not_there_is_one_failure_among_others(calls) -> None:
+    with pytest.raises(StorageError, match="no such object"):  # but for a list
+        found(calls / "nope.jsonl")
     sources = found(calls / "nope.mp3", calls / "a.mp3", calls / "image.png/")
     codes = [source.error and source.error.code for source in sources]
     assert codes == ["missing_file", None, "unreadable_file"]
@@ -152,27 +147,6 @@ def test_addresses_that_differ_in_their_signatures_only_are_refused(
     with pytest.raises(UsageError, match="differ in their signatures only") as refused:
         found("list.jsonl")
     assert "s3cret" not in str(refused.value) and "0ther" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (b"", "names no recording"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b"{}\n", "line 1 has no audio_filepath"),
-        (b'\n{"audio_filepath": "ftp://x/a.mp3"}', "line 2: ftp:// is not supported"),
-        (b'{"audio_filepath": "a.mp3", "offset": 3}', "line 1 has an offset"),
-    ],
-)
-def test_a_list_that_cannot_be_used_is_named_with_its_line(calls, text: bytes, says: str) -> None:
-    open_store(calls).put("list.jsonl", text)
-    with pytest.raises(UsageError, match=says):
-        found(calls / "list.jsonl")
-
-
-def test_a_list_that_is_missing_ends_the_command(calls) -> None:
-    with pytest.raises(StorageError, match="no such object"):
-        found(calls / "nope.jsonl")
 
 
 def test_a_bucket_that_does_not_answer_is_one_failure_among_others(calls) -> None:

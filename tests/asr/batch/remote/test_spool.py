@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.asr.batch.spool import PREFIX, Spool
+from forescribe.asr.batch import spool as spool_module
+from forescribe.asr.batch.spool import PREFIX, Spool, SpoolFolder
 from forescribe.asr.errors import OutputError
 from forescribe.asr.storage.errors import MissingError
 from forescribe.asr.storage.locations import Location, Source, remote_source
@@ -112,21 +113,14 @@ def test_what_is_missing_fails_alone(calls, tmp_path) -> None:
     made.close()
 
 
-def test_few_are_fetched_ahead(calls, tmp_path) -> None:
+def test_few_are_fetched_ahead_and_none_once_it_is_closed(calls, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(spool_module, "AHEAD", 2)
     stores = Stores()
-    made = Spool(stores, place=str(tmp_path), ahead=2, fetchers=4)
+    made = Spool(stores, place=str(tmp_path))
     made.order(calls)
     made.take(calls[0])
     made.take(calls[1])
-    requests = stores.at(calls[0].location).requests
-    assert requests["get"] <= 4
-    made.close()
-
-
-def test_closing_ends_its_threads(calls, tmp_path) -> None:
-    made = spool(tmp_path, limit=SIZE)
-    made.order(calls)
-    made.take(calls[0])
+    assert stores.at(calls[0].location).requests["get"] <= 4
     made.close()
     made._pool.shutdown()
     assert list(tmp_path.iterdir()) == []
@@ -135,7 +129,7 @@ def test_closing_ends_its_threads(calls, tmp_path) -> None:
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="--spool"):
-        spool(tmp_path / "file")
+        spool(tmp_path / "file").order([])
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(tmp_path) -> None:
@@ -146,9 +140,9 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(tm
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=120)
     assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 1
-    first = spool(tmp_path)
-    assert [first.folder.path] == list(tmp_path.iterdir())
-    second = spool(tmp_path)
-    assert first.folder.path.exists()
+    first = SpoolFolder(str(tmp_path))
+    assert [first.path] == list(tmp_path.iterdir())
+    second = SpoolFolder(str(tmp_path))
+    assert first.path.exists()
     first.close()
     second.close()
