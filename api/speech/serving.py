@@ -387,7 +387,7 @@ def _register(serving: Serving) -> None:
         session = serving.session
         if session is None:
             return 0.0
-        return 1 - session.context.slots.free / session.context.engine.batch
+        return 1 - session.context.engine.free / session.context.engine.batch
 
     metrics.register(build_info)
     metrics.register(engine_counts)

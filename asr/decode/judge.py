@@ -24,7 +24,8 @@ from ..model.whisper import attending
 from ..segment.windows import Run, Window, total, within
 from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words
 from ..words.timing import Beside, Utterance, at_once, token_times
-from .options import Guards, Judgement, Options
+from .guards import Guards, Judgement
+from .options import Options
 from .requests import BoundOptions, retry_of
 from .text import Stretch, compression_ratio, mean_logprob, text_of, written
 from .window import Answer, PendingWindow
@@ -70,34 +71,12 @@ IMPROBABLE, FEW, SHARE = 0.5, 3, 0.18
 """A window is doubtful with so many words of less probability, if they are this share of its words."""
 
 
-@dataclass(frozen=True)
-class Sure:
-    """When an answer counts for a window that is loud and in which no voice was detected. It is not decoded
-    again: a text that passes at last would be invented."""
+SURE_NO_SPEECH, SURE_LOGPROB, SURE_RATIO, SURE_TOKENS = 0.3, -1.55, 2.0, 5
+"""When an answer counts for a window that is loud and in which no voice was detected: up to this no-speech
+probability, from this mean log-probability on, up to this compression ratio, and from so many text tokens on.
+It is not decoded again: a text that passes at last would be invented."""
 
-    no_speech: float = 0.3
-    logprob: float = -1.55
-    compression_ratio: float = 2.0
-    least_tokens: int = 5
-
-    def doubt(
-        self, text: str, tokens: int, *, ratio: float, mean_logprob: float, no_speech_prob: float
-    ) -> str | None:
-        """Why an answer of so many text tokens does not count; None where it does."""
-        if not no_speech_prob <= self.no_speech:
-            return f"no speech (probability {no_speech_prob:.2f})"
-        if not mean_logprob >= self.logprob:
-            return f"improbable (mean log-probability {mean_logprob:.2f})"
-        if ratio > self.compression_ratio:
-            return f"repeats itself (compression ratio {ratio:.2f})"
-        if tokens < self.least_tokens or not any(map(str.isalnum, text)):
-            return "hardly a word"
-        return None
-
-
-SURE = Sure()
-
-# -- the reasons, beside those of `Guards` and `Sure` ---------------------------------------------------
+# -- the reasons, beside those of `Guards` and `unsure` ---------------------------------------------------
 
 NOT_FINITE = "the model's numbers are not finite"
 REPEATED = "the model repeats the words before it"
@@ -148,7 +127,7 @@ def answer_of(
     whisper: SpeechModel, guards: Guards | None, result: Result, pending: PendingWindow
 ) -> Answer:
     """An answer with its judgement. Without guards only numbers that are not finite are rejected, and what
-    `Sure` rejects."""
+    `unsure` says."""
     if pending.window.unheard:
         return _unheard(whisper, result)
     mean = mean_logprob(result.logprobs)
@@ -170,13 +149,28 @@ def answer_of(
 
 
 def _unheard(whisper: SpeechModel, result: Result) -> Answer:
-    """The answer for a window in which no voice was heard: kept or silence, by `Sure`."""
+    """The answer for a window in which no voice was heard: kept or silence."""
     text, mean = text_of(whisper, result.tokens), mean_logprob(result.logprobs)
     count = sum(map(whisper.tokens.is_text, result.tokens))
     ratio = math.inf if result.finish is Finish.LENGTH else compression_ratio(text)
-    doubt = SURE.doubt(text, count, ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0])
+    doubt = unsure(text, count, ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0])
     judgement = Judgement.KEEP if doubt is None else Judgement.SILENCE
     return Answer(result, judgement, doubt, (doubt is None, mean))
+
+
+def unsure(
+    text: str, tokens: int, *, ratio: float, mean_logprob: float, no_speech_prob: float
+) -> str | None:
+    """Why an answer of so many text tokens does not count where no voice was heard; None where it does."""
+    if not no_speech_prob <= SURE_NO_SPEECH:
+        return f"no speech (probability {no_speech_prob:.2f})"
+    if not mean_logprob >= SURE_LOGPROB:
+        return f"improbable (mean log-probability {mean_logprob:.2f})"
+    if ratio > SURE_RATIO:
+        return f"repeats itself (compression ratio {ratio:.2f})"
+    if tokens < SURE_TOKENS or not any(map(str.isalnum, text)):
+        return "hardly a word"
+    return None
 
 
 def judge(

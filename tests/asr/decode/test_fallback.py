@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forescribe.asr.decode.options import Guards, Judgement
+from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.text import mean_logprob
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.decode.window import PendingWindow
@@ -85,17 +85,17 @@ def failing(window: float, until: float):
 def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcriber:
     """A transcriber whose answers of lower temperatures have NaN for probabilities."""
     made = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
-    slots, ended = made.context.slots, made.context.slots.ended
+    step = made.context.step
 
-    def broken(results):
+    def broken():
         return [
             replace(answer, logprobs=(math.nan,) * len(answer.logprobs))
             if answer.request.temperature < below
             else answer
-            for answer in ended(results)
+            for answer in step()
         ]
 
-    monkeypatch.setattr(slots, "ended", broken)
+    monkeypatch.setattr(made.context, "step", broken)
     return made
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from forescribe.asr.decode import recording
+from forescribe.asr.decode.guards import Judgement
 from forescribe.asr.decode.judge import Keep, Rest
-from forescribe.asr.decode.options import Judgement
 from forescribe.asr.decode.window import Answer, PendingWindow
 from forescribe.speculative.requests import Result
 
