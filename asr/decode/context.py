@@ -10,7 +10,7 @@ Knows how its parts fit together; nothing of recordings, or of what requests are
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -136,13 +136,12 @@ class DecodingContext:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is decoded, and no result waits for `step`."""
+        """Whether nothing is decoded, and no result waits for `ended`."""
         return self.engine.idle and not self._ended
 
-    def step(self) -> list[Result]:
+    def ended(self, results: Iterable[Result]) -> list[Result]:
         """The results of a step of the engine, and of those before it that ran beside other work; none of
         what was cancelled."""
-        results = self.engine.step()
         held, self._ended = self._ended, []
         return held + [result for result in results if result.finish is not Finish.CANCELLED]
 
@@ -150,7 +149,7 @@ class DecodingContext:
         """Run a step while something else is awaited. False where nothing is decoded."""
         if self.idle:
             return False
-        self._ended = self.step()
+        self._ended = self.ended(self.engine.step())
         return True
 
     def cancel(self, tag: Hashable) -> None:

@@ -311,7 +311,7 @@ class Session:
         yield from self.driver.notes()
         while self.driver.can_fill:
             yield from self.driver.fill()
-        for result in self.context.step():
+        for result in self.context.ended(self.context.engine.step()):
             yield from self.driver.answered(result)
         if self.clock() - self._stats_read_s >= STATS_S or self.context.idle:
             self.stats, self._stats_read_s = self.context.stats(), self.clock()
@@ -407,8 +407,7 @@ class ReadAhead:
         return taken
 
     def abandon(self, recording: Submission) -> None:
-        """Stop reading a recording: here if it is between two windows, otherwise as soon as its reader
-        has finished the window."""
+        """Stop reading a recording, once its reader has finished a window that is under way."""
         with self.changed:
             for reading in self.readings:
                 if reading.recording is recording:
@@ -492,8 +491,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Note:
-    """For the engine's thread: the reader has released a recording (with an error, if it failed), or
-    the recording was cancelled."""
+    """A reader has released a recording, with an error if it failed; or a recording was cancelled."""
 
     recording: Submission
     released: bool = False

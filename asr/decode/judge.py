@@ -1,7 +1,7 @@
 """What becomes of an answer: the window is asked for again, its text counts, or there is no speech in it.
 
-    judge(whisper, bound, pending, answer_of(...), alone)     # Again | Keep | Silent
-    rest_of(whisper, options, pending, keep, states, beside)  # Rest | Silent: what counts, what is left
+    judge(whisper, bound, pending, answer_of(...), alone)       # Again | Ending
+    rest_of(whisper, options, pending, ending, states, beside)  # Ending, Rest: what counts, what is left
 
 Functions of a window and its answer, without state of their own; the thresholds are below, with what they
 do, and those of a user are `Guards`. What they were measured with is in docs/methods/windows.md. Knows
@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from forescribe.speculative.requests import Finish, Request, Result
 
-from ..formats.transcript_parts import SAMPLE_RATE
+from ..formats.transcript_parts import SAMPLE_RATE, State
 from ..model.languages import SPACELESS
 from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
 from ..model.whisper import attending
@@ -95,20 +95,13 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Keep:
-    """The text of an answer counts, with a doubt where it was not better at any temperature."""
+class Ending:
+    """How a window ends: the text of an answer counts, with a `reason` for doubt where no temperature gave a
+    better one; or it does not, for this reason: nobody speaks, or it has failed."""
 
     answer: Answer
-    doubt: str | None = None
-
-
-@dataclass(frozen=True)
-class Silent:
-    """The text of an answer does not count: nobody speaks, or it has `failed`."""
-
-    answer: Answer
-    reason: str | None
-    failed: bool = False
+    state: State = "decoded"
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +172,7 @@ def judge(
     pending: PendingWindow,
     answer: Answer,
     alone: Callable[[], Request],
-) -> Again | Keep | Silent:
+) -> Again | Ending:
     """What becomes of a window whose answers so far are `answer` and before it `pending.best`; `alone` makes
     the request that does not read the text before a part."""
     options, window, request = bound.options, pending.window, answer.result.request
@@ -200,14 +193,14 @@ def judge(
             if retry is not None:
                 return Again(retry, best)
     if best.judgement is Judgement.KEEP:
-        return Keep(best)
+        return Ending(best)
     if best.judgement is Judgement.SILENCE:
-        return Silent(best, best.reason)
+        return Ending(best, "silent", best.reason)
     if not math.isfinite(mean_logprob(best.result.logprobs)):
-        return Silent(best, best.reason, failed=True)
+        return Ending(best, "failed", best.reason)
     if not pending.heard:
-        return Silent(best, f"no voice; {best.reason}")
-    return Keep(best, doubt=best.reason)
+        return Ending(best, "silent", f"no voice; {best.reason}")
+    return Ending(best, reason=best.reason)
 
 
 def _is_tail(whisper: SpeechModel, window: Window, tokens: Sequence[int]) -> bool:
@@ -272,10 +265,10 @@ def rest_of(
     whisper: SpeechModel,
     options: Options,
     pending: PendingWindow,
-    keep: Keep,
+    ending: Ending,
     states: EncoderStates,
     beside: Beside,
-) -> Rest | Silent:
+) -> tuple[Ending, Rest]:
     """An answer as far as it counts, and what it leaves of its window, as the next part of it.
 
     Whisper may close its answer before its window ends. With a pair of timestamps it says so: text continues
@@ -287,25 +280,26 @@ def rest_of(
     A part that repeats the words before it does not count if it is doubtful or hardly gets on: the next one
     would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
     """
-    window, tokens = pending.window, keep.answer.result.tokens
-    whole = Rest(window.end, tokens)
-    parts = written(whisper, tokens, window.length)
+    window, tokens = pending.window, ending.answer.result.tokens
+    whole, doubtful = Rest(window.end, tokens), ending.reason is not None
+    parts = written(whisper, tokens, window.length) if ending.state == "decoded" else []
     if window.tentative or not parts or not whisper.attends:  # nothing says how far it goes
-        return whole
+        return ending, whole
     voiced, language = window.voiced or (), pending.language
     end, counting = reached(whisper, options, window, language, tokens, parts, states, beside)
     if end <= window.start:  # the attention of a single word may be anywhere
         end = min(window.start + LONGEST, window.end)
     slow = end - window.start < SAMPLE_RATE
-    if (slow or keep.doubt is not None) and _repeats(whisper, window.before, counting):
-        return Silent(keep.answer, REPEATED, failed=total(voiced) > STRETCHED)
+    if (slow or doubtful) and _repeats(whisper, window.before, counting):
+        state: State = "failed" if total(voiced) > STRETCHED else "silent"
+        return Ending(ending.answer, state, REPEATED), whole
     left = within(voiced, end, window.end)
     if total(left) < LEAST:
-        return whole
+        return ending, whole
     if window.part >= MOST_PARTS:
-        return Rest(window.end, counting, None, left, end)
-    rest = window.rest(end, language, counting, alone=keep.doubt is not None)
-    return Rest(rest.start, counting, rest)
+        return ending, Rest(window.end, counting, None, left, end)
+    rest = window.rest(end, language, counting, alone=doubtful)
+    return ending, Rest(rest.start, counting, rest)
 
 
 def reached(

@@ -28,7 +28,7 @@ from forescribe.speculative.requests import Finish, Request, Result
 from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
-from ..formats.transcript_parts import Segment, State, seconds
+from ..formats.transcript_parts import Segment, seconds
 from ..model.speech_model import EncoderStates, SpeechModel
 from ..model.whisper import attending
 from ..segment.windows import Window, total
@@ -41,9 +41,8 @@ from .judge import (
     LAST_WORD,
     TAIL,
     Again,
-    Keep,
+    Ending,
     Rest,
-    Silent,
     answer_of,
     improbable,
     judge,
@@ -320,24 +319,19 @@ class Submission(RecordingState):
         hypothesis = self._from.hypothesis
         return window_request(self.context, self.bound, pending, states, hypothesis, alone=alone)
 
-    def _settled(
-        self, pending: PendingWindow, verdict: Keep | Silent, last: Request
-    ) -> Window | None:
+    def _settled(self, pending: PendingWindow, ending: Ending, last: Request) -> Window | None:
         """The window has ended with the answer that was chosen; what that leaves of it. `last` is the request
         that was answered last."""
         whisper, options, window = self.context.whisper, self.bound.options, pending.window
         beside, states, terms = self.context.beside, last.encoder_states, self.bound.terms
-        answer, changes = verdict.answer, tuple[Change, ...]()
+        answer, changes = ending.answer, tuple[Change, ...]()
         if terms is not None and answer.judgement is not Judgement.SILENCE and not window.unheard:
             own, held = attending(whisper, "terms"), self.context.held(answer.result.request)
             look = partial(look_again, own, pending.language, answer.result, states, terms, held)
             looked, changes = beside(look)
-            verdict = replace(verdict, answer=replace(answer, result=looked))
-        rest = Rest(window.end, verdict.answer.result.tokens)
-        if isinstance(verdict, Keep):
-            found = rest_of(whisper, options, pending, verdict, states, beside)
-            verdict, rest = (verdict, found) if isinstance(found, Rest) else (found, rest)
-        decoded = decoded_of(whisper, self.bound, pending, verdict, rest, changes, last)
+            ending = replace(ending, answer=replace(answer, result=looked))
+        ending, rest = rest_of(whisper, options, pending, ending, states, beside)
+        decoded = decoded_of(whisper, self.bound, pending, ending, rest, changes, last)
         pending.segments, pending.decoded = segments_of(whisper, decoded), decoded
         return rest.window
 
@@ -407,24 +401,22 @@ def decoded_of(
     whisper: SpeechModel,
     bound: BoundOptions,
     pending: PendingWindow,
-    verdict: Keep | Silent,
+    ending: Ending,
     rest: Rest,
     changes: tuple[Change, ...],
     last: Request,
 ) -> Decoded:
     """How a window has ended: with an answer of which `rest` says how much counts. `changes` of its words
     were made by terms; `last` is the request that was answered last."""
-    window, result, options = pending.window, verdict.answer.result, bound.options
+    window, result, options = pending.window, ending.answer.result, bound.options
     language, tokens = pending.language, rest.tokens
-    state: State = "decoded"
-    doubt = reason = None
-    parts = list[Stretch]()
-    if isinstance(verdict, Keep):
-        doubt, parts = verdict.doubt, written(whisper, tokens, rest.end - window.start)
+    state, reason, parts = ending.state, ending.reason, list[Stretch]()
+    doubt: str | None = None
+    if state == "decoded":
+        reason, doubt = None, reason
+        parts = written(whisper, tokens, rest.end - window.start)
         if doubt is None and parts and options.guards is not None and not window.tentative:
             doubt = improbable(whisper, language, tokens, result.logprobs)
-    else:
-        state, reason = "failed" if verdict.failed else "silent", verdict.reason
     wordless, reach = rest.wordless, rest.reach
     if reach is None and reason != LAST_WORD:
         wordless, reach = wordless_of(window.start, rest.end, window.voiced, parts)
@@ -437,7 +429,7 @@ def decoded_of(
             whisper, language, result, tokens, bound.replacements, changes, bound.redactor
         )
         result, tokens, changes = edited.result, edited.tokens, edited.changes
-    states = verdict.answer.result.request.encoder_states
+    states = ending.answer.result.request.encoder_states
     return Decoded(
         index=window.index,
         start=window.start,
@@ -453,7 +445,7 @@ def decoded_of(
         continued=rest.window is not None,
         wordless=wordless,
         reach=reach,
-        heard=_heard(whisper, verdict.answer.result),
+        heard=_heard(whisper, ending.answer.result),
         level_db=window.level_db,
         changes=changes,
         skipped=() if edited is None else edited.skipped,

@@ -306,7 +306,7 @@ def decoding(
                 if not driver.can_fill:
                     break
                 yield from driver.fill()
-            for result in context.step():
+            for result in context.ended(context.engine.step()):
                 yield from driver.answered(result)
                 yield None
             yield Stepped(next(iter(driver.live), None))

@@ -85,17 +85,17 @@ def failing(window: float, until: float):
 def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcriber:
     """A transcriber whose answers of lower temperatures have NaN for probabilities."""
     made = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
-    step = made.context.step
+    ended = made.context.ended
 
-    def broken():
+    def broken(results):
         return [
             replace(answer, logprobs=(math.nan,) * len(answer.logprobs))
             if answer.request.temperature < below
             else answer
-            for answer in step()
+            for answer in ended(results)
         ]
 
-    monkeypatch.setattr(made.context, "step", broken)
+    monkeypatch.setattr(made.context, "ended", broken)
     return made
 
 

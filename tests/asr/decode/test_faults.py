@@ -454,14 +454,14 @@ def test_a_cancelled_recording_releases_what_it_held(shared, undisturbed, clean)
     session, ears = Session(shared.context), [Ear(), Ear()]
     victim = session.submit(VICTIM, GUARDED, ears[0])
     session.submit(AFTER, GUARDED, ears[1])
-    step = shared.context.step
+    ended = shared.context.ended
 
-    def cancelling():
-        del shared.context.step
+    def cancelling(results):
+        del shared.context.ended
         session.cancel(victim)
-        return step()
+        return ended(results)
 
-    shared.context.step = cancelling
+    shared.context.ended = cancelling
     with running(session):
         cancelled, other = (ear.outcome() for ear in ears)
     assert cancelled is None and essence(other) == essence(undisturbed[2])

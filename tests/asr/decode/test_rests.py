@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count, cycle, pairwise
@@ -99,13 +99,13 @@ def answers(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Result], Result], only: int | None = None
 ) -> None:
     """Have the engine's answers changed; `only` the first ones."""
-    original, turns = DecodingContext.step, count()
+    original, turns = DecodingContext.ended, count()
 
-    def changed(self: DecodingContext) -> list[Result]:
-        results = original(self)
-        return [change(each) if only is None or next(turns) < only else each for each in results]
+    def changed(self: DecodingContext, results: Iterable[Result]) -> list[Result]:
+        ended = original(self, results)
+        return [change(each) if only is None or next(turns) < only else each for each in ended]
 
-    monkeypatch.setattr(DecodingContext, "step", changed)
+    monkeypatch.setattr(DecodingContext, "ended", changed)
 
 
 def with_tokens(result: Result, tokens: tuple[int, ...]) -> Result:

@@ -169,7 +169,7 @@ def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tens
         whisper, encoded = encode(cuda, weight, decoding, [torch.ones(4), torch.full((4,), 2.0)])
         assert engine._texts.table.counts.rounds > rounds  # while the encoder ran
         while not decoding.idle:
-            found |= {result.request.tag: result.tokens for result in decoding.step()}
+            found |= {result.request.tag: result.tokens for result in decoding.ended(engine.step())}
         (encoded[0].encoder_states.target + encoded[1].features).add(1)
     assert found == expected and not engine.faults
     assert cuda.default not in whisper.streams and len(set(whisper.streams)) == 1
