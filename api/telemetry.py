@@ -272,13 +272,14 @@ class Tracing:
 
     def phases(self) -> PhaseTimes | None:
         """What the engine's thread writes times to; None if nobody reads them."""
-        return PhaseTimes() if self.active else None
+        return {} if self.active else None
 
     def record_phases(self, phases: PhaseTimes | None, parent: str | None) -> None:
         """Record the phases of a recording."""
-        for name, span in (phases.spans if phases is not None else {}).items():
-            busy_s = round(span.busy_ns / 1e9, 6)
-            self.record(name, span.began_ns, span.ended_ns, parent=parent, busy_s=busy_s)
+        for name, parts in (phases or {}).items():
+            began_ns, ended_ns = zip(*parts, strict=True)
+            busy_s = round((sum(ended_ns) - sum(began_ns)) / 1e9, 6)
+            self.record(name, min(began_ns), max(ended_ns), parent=parent, busy_s=busy_s)
 
     def of_requests(self) -> TelemetryConfig:
         """For FastAPI, without its logs, which hold the messages of exceptions."""

@@ -61,13 +61,13 @@ class Replay:
         context = self.context
         self.engine = context.engine
         self.whisper = attending(context.whisper, "a replay")
-        context.engine = context.slots.engine = _Engine(self)  # type: ignore[assignment]
+        context.engine = _Engine(self)  # type: ignore[assignment]
         context.whisper = _Whisper(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         context = self.context
-        context.engine = context.slots.engine = self.engine
+        context.engine = self.engine
         context.whisper = self.whisper
 
     def ask(self, request: Request) -> Result:

@@ -362,7 +362,7 @@ def _register(serving: Serving) -> None:
         session = serving.session
         if session is None:
             return 0.0
-        return 1 - session.context.slots.free / session.context.engine.batch
+        return 1 - session.context.engine.free / session.context.engine.batch
 
     metrics.register(engine_counts)
     text = "Time of the engine's thread by stage; up to five seconds old."

@@ -26,7 +26,7 @@ from ..words.assembly import MARKS, assemble_words, pauses, split_words
 from ..words.timing import Utterance, token_times
 from .context import DecodingContext, EncodedWindow, encode_windows
 from .recording import fault
-from .requests import DOUBTFUL
+from .requests import DOUBTFUL, text_tokens
 from .text import text_of
 
 
@@ -39,12 +39,8 @@ class DetectedLanguage(NamedTuple):
 
 def detect_language(context: DecodingContext, source: Input) -> DetectedLanguage:
     """See `Transcriber.detect_language`."""
-    tokens = context.whisper.tokens
-    if not tokens.multilingual:
-        why = "knows one language alone"
-        if tokens.languages:
-            why = "does not name the language that it hears"
-        raise UsageError(f"this model {why}: take a multilingual Whisper")
+    if not context.whisper.tokens.multilingual:
+        raise UsageError("this model names no language that it hears: take a multilingual Whisper")
     best: DetectedLanguage | None = None
     with open_audio(source) as audio:
         for window in cut(audio.blocks(), context.voice_detector()):
@@ -135,11 +131,7 @@ def _distributed(
 
 
 def _tokens(whisper: SpeechModel, text: str) -> tuple[int, ...]:
-    """The tokens of a text. Raises UsageError for special tokens in it."""
-    ids = whisper.tokenizer.encode(" " + " ".join(text.split()), add_special_tokens=False)
-    if not all(map(whisper.tokens.is_text, ids)):
-        raise UsageError("the text holds a special token such as <|endoftext|>")
-    return tuple(ids)
+    return text_tokens(whisper, " ".join(text.split()), "the text")
 
 
 def _encoded(context: DecodingContext, window: Window, *, detect: bool) -> EncodedWindow:

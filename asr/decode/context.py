@@ -1,16 +1,8 @@
 """DecodingContext: what all recordings share, which is one loaded model with its engine, and the encoding of
 windows for it.
 
-`IsolatedEngine` is the engine with exceptions as values, so that a fault in one window does not affect
-another one:
-
-    slots.submit(request)                           # never raises
-    for ended in slots.ended(engine.step()):        # a Result or a Fault for each request that ended
-        ...
-
-The engine itself contains the faults of its requests; here they become one type with those of requests that
-it rejects. `encode_windows` makes encoder states and, on request, languages of a batch of windows; a batch
-that fails is repeated window by window, so that a faulty window fails alone.
+`encode_windows` makes encoder states and, on request, languages of a batch of windows; a batch that fails is
+repeated window by window, so that a faulty window fails alone.
 
 Knows how its parts fit together; nothing of recordings, or of what requests are for.
 """
@@ -32,7 +24,6 @@ from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import Goodput, schedule_for
-from forescribe.speculative.errors import release
 from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Finish, Request, Result, Stats
@@ -61,10 +52,9 @@ SCRIPT_SLOTS = 16384
 class DecodingContext:
     """A speech model, its engine and what prepares audio for them, on one device.
 
-    `slots` is the engine with faults as values; `watch` counts the seconds before the engine, on cuda with
-    the rounds that run beside an encoder. `side` is where the encoder runs.
-    `gamma` is what the transcriber was created with, None for an adaptive draft length. `detector` is
-    loaded on first use where it is None.
+    `watch` counts the seconds before the engine, on cuda with the rounds that run beside an encoder. `side`
+    is where the encoder runs. `gamma` is what the transcriber was created with, None for an adaptive draft
+    length. `detector` is loaded on first use where it is None.
     """
 
     whisper: SpeechModel
@@ -73,13 +63,12 @@ class DecodingContext:
     detector: Detector | None = None
     caller: object = None  # the session that last began to decode in its caller's thread
     before: Stats = field(default_factory=Stats)  # of engines of other sizes
-    slots: IsolatedEngine = field(init=False)
     watch: Stopwatch = field(init=False)
     side: SideStream = field(init=False)
+    _ended: list[Result] = field(default_factory=list, init=False)  # of steps beside other work
 
     def __post_init__(self) -> None:
         device = self.whisper.device
-        self.slots = IsolatedEngine(self.engine)
         self.watch, self.side = Stopwatch(device), SideStream(device)
 
     @classmethod
@@ -94,11 +83,11 @@ class DecodingContext:
         under way. Where memory runs out there is no engine any more, and another size may be tried."""
         self.before, whisper = self.stats(), self.whisper
         if (engine := vars(self).pop("engine", None)) is not None:
-            del self.slots, engine  # its caches must be free before others are made
+            del engine  # its caches must be free before others are made
+            self._ended = []
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self.engine = _engine(whisper, size, self.gamma)
-        self.slots = IsolatedEngine(self.engine)
         self.watch = Stopwatch(whisper.device)
 
     @property
@@ -143,96 +132,50 @@ class DecodingContext:
     def beside(self, work: Callable[[], T]) -> T:
         """What `work` returns. On a card it runs on a stream of its own, while rounds of the windows that are
         being decoded go on."""
-        return self.side.run(work, self.slots.advance)
+        return self.side.run(work, self.advance)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is decoded, and no result waits for `ended`."""
+        return self.engine.idle and not self._ended
+
+    def ended(self, results: Iterable[Result]) -> list[Result]:
+        """The results of a step of the engine, and of those before it that ran beside other work; none of
+        what was cancelled."""
+        held, self._ended = self._ended, []
+        return held + [result for result in results if result.finish is not Finish.CANCELLED]
+
+    def advance(self) -> bool:
+        """Run a step while something else is awaited. False where nothing is decoded."""
+        if self.idle:
+            return False
+        self._ended = self.ended(self.engine.step())
+        return True
+
+    def cancel(self, tag: Hashable) -> None:
+        """Drop a request, wherever it is. Its row and its encoder states are free with the next step, or with
+        `settle`."""
+        self.engine.cancel(tag)
+        self._ended = [result for result in self._ended if result.request.tag != tag]
+
+    def settle(self) -> None:
+        """Free at once what was cancelled."""
+        for _ in range(self.engine.device.rounds_per_poll + 1):
+            if not self.advance():
+                return
 
     def stats(self) -> Stats:
         """The statistics of its engines so far, with the seconds before the engine: `audio` (decoding audio
         and voice activity) and `encode`."""
         if "engine" not in vars(self):
             return self.before
-        return self.before + self.slots.stats + Stats(seconds=self.watch.seconds)
+        return self.before + self.engine.stats + Stats(seconds=self.watch.seconds)
 
     def voice_detector(self) -> Detector:
         """The voice activity detector, loaded on first use. Raises ModelError."""
         if self.detector is None:
             self.detector = SileroDetector()
         return self.detector
-
-
-@dataclass(eq=False)
-class IsolatedEngine:
-    """An engine whose requests have unique tags. Belongs to one thread, like the engine."""
-
-    engine: Engine
-    _ended: list[Ended] = field(default_factory=list, init=False)  # not returned yet
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is decoded or waits to be returned."""
-        return self.engine.idle and not self._ended
-
-    @property
-    def free(self) -> int:
-        """Requests of any kind that could be decoded in the next step."""
-        return self.engine.free
-
-    @property
-    def stats(self) -> Stats:
-        """As `Engine.stats`."""
-        return self.engine.stats
-
-    def submit(self, request: Request) -> None:
-        """Queue a request. One that the engine rejects ends as a fault with the next step."""
-        try:
-            self.engine.submit(request)
-        except Exception as error:
-            self._ended.append(Fault(request, error))
-
-    def cancel(self, tag: Hashable) -> None:
-        """Drop a request, wherever it is. Its row and its encoder states are free with the next step,
-        or with `settle`."""
-        self.engine.cancel(tag)
-        self._ended = [ended for ended in self._ended if ended.request.tag != tag]
-
-    def advance(self) -> bool:
-        """Runs a step while something else is awaited; what ends is returned with the next step. False
-        where nothing is decoded."""
-        if self.idle:
-            return False
-        self._ended = self.ended(self.engine.step())
-        return True
-
-    def settle(self) -> None:
-        """Free at once what was cancelled; what ends meanwhile is returned with the next step."""
-        for _ in range(self.engine.device.rounds_per_poll + 1):
-            if not self.advance():
-                return
-
-    def ended(self, results: Iterable[Result]) -> list[Ended]:
-        """What has ended by now, from the results of the engine's step; nothing that was cancelled."""
-        ended, self._ended = self._ended, []
-        for result in results:
-            if result.finish is Finish.CANCELLED:
-                continue
-            if result.error is None:
-                ended.append(result)
-                continue
-            cause = result.error.__cause__
-            release(result.error)
-            error = cause if isinstance(cause, Exception) else result.error
-            ended.append(Fault(result.request, error))
-        return ended
-
-
-@dataclass(frozen=True, eq=False)
-class Fault:
-    """A request that could not be decoded."""
-
-    request: Request
-    error: Exception
-
-
-Ended = Result | Fault
 
 
 Among = tuple[str, ...] | None
@@ -279,10 +222,6 @@ def apply_each(
     return [result for item in items for result in apply_each(work, [item])]
 
 
-class NotFinite(ArithmeticError):
-    """The encoder returned NaN or infinity, so nothing computed from its states can be trusted."""
-
-
 def _encoded_together(
     context: DecodingContext, batch: Sequence[tuple[Window, Among, bool]]
 ) -> list[EncodedWindow | Exception]:
@@ -295,7 +234,8 @@ def _encoded_together(
         began = time.perf_counter()
         states = whisper.encode(*features)
         context.expect(features, time.perf_counter() - began)
-        return features[0], states, _finite(states)
+        # NaN would also spoil the detected language.
+        return features[0], states, torch.stack([s.target.isfinite().all() for s in states])
 
     def read() -> list[EncodedWindow | Exception]:
         finite: list[bool] = are_finite.tolist()
@@ -306,7 +246,7 @@ def _encoded_together(
         return [
             EncodedWindow(features[row], own, languages.get(row))
             if finite[row]
-            else NotFinite("the encoder's numbers are not finite")
+            else ArithmeticError("the encoder's numbers are not finite")
             for row, own in enumerate(states)
         ]
 
@@ -317,11 +257,6 @@ def _encoded_together(
         if isinstance(each, Tensor):
             side.hand_over(each)  # to the stream of the rounds, which reads them
     return side.run(read)
-
-
-def _finite(states: Sequence[EncoderStates]) -> Tensor:
-    """Whether each window's states are finite `[B]`. NaN would also spoil the detected language."""
-    return torch.stack([s.target.isfinite().all() for s in states])
 
 
 # -- the engine -----------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
     patience: float = option(
         1.0,
-        flags=[Flag("--patience P", "Beams end with N x P texts.", float, shown="1.0")],
-        fields=[FormField("patience", float, 1.0, gt=0, le=MOST_PATIENCE)],
+        Flag("--patience P", "Beams end with N x P texts.", float, shown="1.0"),
+        FormField("patience", float, 1.0, gt=0, le=MOST_PATIENCE),
         told=True,
     )
 
@@ -16,7 +16,7 @@ and the reference pages are made from that. Import is light.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from ..errors import UsageError
@@ -78,34 +78,9 @@ class FormField:
         self.translations, self.live, self.limits = translations, live, limits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What is known of an option, besides its type and default. See `option`."""
-
-    flags: Sequence[Flag]
-    fields: Sequence[FormField]
-    typed: Callable[[Given], Any] | None
-    asked: Callable[[Given], Any] | None
-    told: Callable[[Any], Any] | bool
-    told_as: str | None
-    kept: Callable[[Any], Any] | None
-    served: Callable[[Any, str], None] | None
-
-
-def option(
-    default: Any = MISSING,
-    *,
-    flags: Sequence[Flag] = (),
-    fields: Sequence[FormField] = (),
-    typed: Callable[[Given], Any] | None = None,
-    asked: Callable[[Given], Any] | None = None,
-    told: Callable[[Any], Any] | bool = False,
-    told_as: str | None = None,
-    kept: Callable[[Any], Any] | None = None,
-    served: Callable[[Any, str], None] | None = None,
-    default_factory: Any = MISSING,
-) -> Any:
-    """Declare a field of `Options`.
+    """What is known of an option, besides its type and default.
 
     `typed` and `asked` make its value of those of all flags and of all form fields; without them it is the
     value of the only one. `told` says whether a transcript's settings name it (as `told_as`), or makes of all
@@ -113,9 +88,30 @@ def option(
     without it that is what was typed. `served` raises UsageError for a value that cannot be served in a
     language. All of them raise UsageError.
     """
-    declared = Declared(flags, fields, typed, asked, told, told_as, kept, served)
-    metadata = {"option": declared}
-    return field(default=default, default_factory=default_factory, metadata=metadata)
+
+    flags: Sequence[Flag]
+    fields: Sequence[FormField]
+    typed: Callable[[Given], Any] | None = None
+    asked: Callable[[Given], Any] | None = None
+    told: Callable[[Any], Any] | bool = False
+    told_as: str | None = None
+    kept: Callable[[Any], Any] | None = None
+    served: Callable[[Any, str], None] | None = None
+
+
+def option(
+    default: Any = MISSING,
+    *names: Flag | FormField,
+    default_factory: Any = MISSING,
+    **known: Any,
+) -> Any:
+    """Declare a field of `Options`, with what is `known` of it as in `Declared`."""
+    own = Declared(
+        flags=[name for name in names if isinstance(name, Flag)],
+        fields=[name for name in names if isinstance(name, FormField)],
+        **known,
+    )
+    return field(default=default, default_factory=default_factory, metadata={"option": own})
 
 
 def whole_or_auto(flag: str, typed: str, least: int, most: int) -> int | None:
@@ -126,21 +122,3 @@ def whole_or_auto(flag: str, typed: str, least: int, most: int) -> int | None:
     if not text.isdecimal() or not least <= int(text) <= most:
         raise UsageError(f"{flag} {typed} is neither {AUTO} nor a number from {least} to {most}")
     return int(text)
-
-
-def declared(options: type) -> dict[str, Declared]:
-    """What is declared of each field, by its name."""
-    return {f.name: f.metadata["option"] for f in fields(options)}
-
-
-def from_typed(options: type, typed: Given) -> dict[str, Any]:
-    """The values of options by what was typed, those of which a command has no flag left out."""
-    found = {}
-    for name, own in declared(options).items():
-        if not any(flag.name in typed for flag in own.flags):
-            continue
-        if own.typed is not None:
-            found[name] = own.typed(typed)
-        elif (value := typed[own.flags[0].name]) is not None:
-            found[name] = value
-    return found

@@ -11,8 +11,7 @@ its recording arrived, plus the position in it where the window starts. So a sho
 came before it, and the hour still progresses at real time or faster, however many short ones follow.
 
 Recordings are read ahead of the model (`ReadAhead`) in order of due time, one window at a time, so memory
-does not grow with their length or number: by threads of a session, or by the caller of a `Driver`. What
-happens to a recording meanwhile is queued as a note. Knows nothing of HTTP.
+does not grow with their length or number: by threads of a session, or by the caller of a `Driver`.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from forescribe.speculative.device import keep_to_one_core
-from forescribe.speculative.requests import Stats
+from forescribe.speculative.requests import Result, Stats
 
 from ..audio.inputs import Input
 from ..errors import CapacityError, ForescribeError
 from ..formats.transcript_parts import seconds
 from ..segment.windows import Window
-from .context import DecodingContext, Ended, encode_windows
+from .context import DecodingContext, encode_windows
 from .options import Options
 from .outcome import outcome_of
-from .recording import Event, GroupEnded, Progressed, RecordingEnded, Submission, fault
+from .recording import Event, Progressed, RecordingEnded, Submission, fault
 from .requests import bind
 from .results import Listener, PhaseTimes, Tap
 from .window import PendingWindow
@@ -70,21 +69,16 @@ class Driver:
             self.live[recording] = None
 
     @property
-    def busy(self) -> bool:
-        """Whether there is something to do besides reading."""
-        return bool(self.encoded) or not self.context.slots.idle
-
-    @property
     def wants(self) -> int:
         """How many more windows would be encoded together, if they were read now."""
-        if self.encoded or not self.context.slots.free:
+        if self.encoded or not self.context.engine.free:
             return 0
         return max(0, self.context.encoded_together - len(self.reading.ready))
 
     @property
     def can_fill(self) -> bool:
         """Whether a row is free and a window waits for it."""
-        return bool(self.context.slots.free and (self.encoded or self.reading.ready))
+        return bool(self.context.engine.free and (self.encoded or self.reading.ready))
 
     def fill(self) -> Iterator[Event]:
         """Fill free rows with the windows that are due first, until those that are encoded have one; those
@@ -98,7 +92,7 @@ class Driver:
                 chosen = heapq.heappop(self.encoded)
                 if not (recording := _of(chosen)).settled:
                     recording.mark("rounds", time.time_ns())
-                    self._submit(chosen)
+                    yield from self._submit(recording, chosen)
             if not self.encoded:
                 return
 
@@ -126,7 +120,7 @@ class Driver:
                 recording.settle(None)
             else:
                 recording.fail(fault(recording.name, error))
-            yield from self._released(recording)
+            yield from self._complete(recording)
 
     def _encode(self, taken: Sequence[PendingWindow]) -> Iterator[Event]:
         """Encode windows of all recordings together, and queue them for the engine."""
@@ -156,21 +150,25 @@ class Driver:
             else:
                 yield from self._ended(recording, pending)
 
-    def _submit(self, pending: PendingWindow) -> None:
+    def _submit(self, recording: Submission, pending: PendingWindow) -> Iterator[Event]:
         assert pending.request is not None
-        self.context.slots.submit(pending.request)
+        try:
+            self.context.engine.submit(pending.request)
+            return
+        except Exception as error:  # the engine rejects it
+            recording.failed(pending, error)
+        yield from self._ended(recording, pending)
 
-    def answered(self, ended: Ended) -> Iterator[Event]:
-        """A request has ended, in a step of the engine: its answer is judged, and what follows from it
-        queued."""
-        pending: PendingWindow = ended.request.tag
+    def answered(self, result: Result) -> Iterator[Event]:
+        """The engine has answered a request: that is judged, and what follows from it is queued."""
+        pending: PendingWindow = result.request.tag
         recording = _of(pending)
         if recording not in self.live:  # of a call that another one has ended
             return
         recording.mark("rounds", time.time_ns())
-        rest = recording.answered(pending, ended)
+        rest = recording.answered(pending, result)
         if pending.request is not None:
-            self._submit(pending)  # behind the windows that wait
+            yield from self._submit(recording, pending)  # behind the windows that wait
             return
         if rest is not None:
             self.reading.put(recording, rest, self._since_s)
@@ -180,20 +178,16 @@ class Driver:
     def _ended(self, recording: Submission, pending: PendingWindow) -> Iterator[Event]:
         """A window has ended, unless it was dropped."""
         if pending.decoded is not None and not recording.settled:
-            if (k := recording.ended_group(pending)) is not None:
-                yield GroupEnded(recording, k)
-            yield Progressed(recording, pending)
+            yield Progressed(recording, pending, recording.ended_group(pending))
         yield from self._complete(recording)
 
     def _complete(self, recording: Submission) -> Iterator[Event]:
-        """Make the outcome where everything has ended."""
+        """The end of a recording that is settled, as it is where all windows have ended, once it is no longer
+        read."""
         if recording.complete and not recording.settled:
             recording.settle(outcome_of(recording))
-        if recording.settled:
-            yield from self._released(recording)
-
-    def _released(self, recording: Submission) -> Iterator[Event]:
-        """The end of a settled recording, once it is no longer read."""
+        if not recording.settled:
+            return
         if not recording.source_released:
             self.reading.abandon(recording)
         if recording.source_released and recording in self.live:
@@ -246,11 +240,8 @@ class Session:
         phases: PhaseTimes | None = None,
     ) -> Submission:
         """Queue a recording; `tap` receives its samples too, on a reader's thread, and `phases` the times
-        of its phases.
-
-        Raises UsageError for options that the model cannot serve, CapacityError once the session is
-        closed; errors of the recording are in its outcome.
-        """
+        of its phases. Raises UsageError for options that the model cannot serve, CapacityError once closed;
+        errors of the recording are in its outcome."""
         recording = Submission(
             self.context,
             source,
@@ -261,13 +252,12 @@ class Session:
             tap=tap,
         )
         recording.time_phases(phases)
-        return self.enter(recording)
-
-    def enter(self, recording: Submission) -> Submission:
-        """Queue a recording that was made for this session's model. Raises CapacityError once the session is
-        closed."""
-        self.driver.add(recording)
+        self.enter(recording)
         return recording
+
+    def enter(self, recording: Submission) -> None:
+        """Queue a recording that was made for this session's model. Raises CapacityError once closed."""
+        self.driver.add(recording)
 
     def cancel(self, recording: Submission) -> None:
         """Free its rows before the next step; its listener is notified when the source is released."""
@@ -277,8 +267,7 @@ class Session:
         """End `run` after its step. Recordings that are not complete fail with CapacityError; their readers
         end with the block that they read."""
         with self.reading.changed:
-            # A copy: the engine's thread removes those that have ended.
-            for recording in list(self.driver.live):
+            for recording in list(self.driver.live):  # a copy: the engine's thread removes some
                 recording.stopped = True
             self.reading.closed = True
             self.reading.changed.notify_all()
@@ -286,8 +275,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether there is no recording."""
-        with self.reading.changed:
-            return not self.driver.live
+        return not self.driver.live
 
     @property
     def standing_s(self) -> float:
@@ -298,15 +286,12 @@ class Session:
     # -- on the engine's thread -------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the session is closed.
-
-        An exception of the model fails the recordings under way, but none that come later. Raises
-        BrokenError once the device has failed.
-        """
+        """Serve until the session is closed. An exception of the model fails the recordings under way, but
+        none that come later. Raises BrokenError once the device has failed."""
         for thread in self._readers:
             thread.start()
         try:
-            while self.reading.wait(lambda: self.driver.busy):
+            while self.reading.wait(lambda: bool(self.driver.encoded) or not self.context.idle):
                 self._step_began_s = self.clock()
                 try:
                     self._tell(self._step())
@@ -326,9 +311,9 @@ class Session:
         yield from self.driver.notes()
         while self.driver.can_fill:
             yield from self.driver.fill()
-        for ended in self.context.slots.ended(self.context.engine.step()):
-            yield from self.driver.answered(ended)
-        if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
+        for result in self.context.ended(self.context.engine.step()):
+            yield from self.driver.answered(result)
+        if self.clock() - self._stats_read_s >= STATS_S or self.context.idle:
             self.stats, self._stats_read_s = self.context.stats(), self.clock()
 
     def _tell(self, events: Iterator[Event]) -> None:
@@ -340,9 +325,10 @@ class Session:
             try:
                 if isinstance(event, RecordingEnded):
                     listener.ended(recording.outcome)
-                elif isinstance(event, GroupEnded):
-                    recording.grouped(event.k)
-                elif (part := recording.next_part()) is not None:
+                    continue
+                if event.group is not None and recording.grouped is not None:
+                    recording.grouped(recording, event.group)
+                if (part := recording.next_part()) is not None:
                     listener.progressed(part)
             except Exception as error:
                 if isinstance(event, RecordingEnded):
@@ -355,7 +341,7 @@ class ReadAhead:
     """Recordings that are being read, and windows that wait for the model.
 
     `limit` windows that are due before the next one may wait until it is read. `changed` guards all
-    attributes; methods acquire it themselves.
+    attributes; methods acquire it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -421,8 +407,7 @@ class ReadAhead:
         return taken
 
     def abandon(self, recording: Submission) -> None:
-        """Stop reading a recording: here if it is between two windows, otherwise as soon as its reader
-        has finished the window."""
+        """Stop reading a recording, once its reader has finished a window that is under way."""
         with self.changed:
             for reading in self.readings:
                 if reading.recording is recording:
@@ -506,8 +491,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Note:
-    """For the engine's thread: the reader has released a recording (with an error, if it failed), or
-    the recording was cancelled."""
+    """A reader has released a recording, with an error if it failed; or a recording was cancelled."""
 
     recording: Submission
     released: bool = False

@@ -1,7 +1,7 @@
 """What becomes of an answer: the window is asked for again, its text counts, or there is no speech in it.
 
-    judge(whisper, bound, pending, answer_of(...), alone)     # Again | Keep | Silent
-    rest_of(whisper, options, pending, keep, states, beside)  # Rest | Silent: what counts, what is left
+    judge(whisper, bound, pending, answer_of(...), alone)       # Again | Ending
+    rest_of(whisper, options, pending, ending, states, beside)  # Ending, Rest: what counts, what is left
 
 Functions of a window and its answer, without state of their own; the thresholds are below, with what they
 do, and those of a user are `Guards`. What they were measured with is in docs/methods/windows.md. Knows
@@ -17,14 +17,15 @@ from itertools import pairwise
 
 from forescribe.speculative.requests import Finish, Request, Result
 
-from ..formats.transcript_parts import SAMPLE_RATE
+from ..formats.transcript_parts import SAMPLE_RATE, State
 from ..model.languages import SPACELESS
 from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
 from ..model.whisper import attending
 from ..segment.windows import Run, Window, total, within
 from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words
 from ..words.timing import Beside, Utterance, at_once, token_times
-from .options import Guards, Judgement, Options
+from .guards import Guards, Judgement
+from .options import Options
 from .requests import BoundOptions, retry_of
 from .text import Stretch, compression_ratio, mean_logprob, text_of, written
 from .window import Answer, PendingWindow
@@ -70,34 +71,12 @@ IMPROBABLE, FEW, SHARE = 0.5, 3, 0.18
 """A window is doubtful with so many words of less probability, if they are this share of its words."""
 
 
-@dataclass(frozen=True)
-class Sure:
-    """When an answer counts for a window that is loud and in which no voice was detected. It is not decoded
-    again: a text that passes at last would be invented."""
+SURE_NO_SPEECH, SURE_LOGPROB, SURE_RATIO, SURE_TOKENS = 0.3, -1.55, 2.0, 5
+"""When an answer counts for a window that is loud and in which no voice was detected: up to this no-speech
+probability, from this mean log-probability on, up to this compression ratio, and from so many text tokens on.
+It is not decoded again: a text that passes at last would be invented."""
 
-    no_speech: float = 0.3
-    logprob: float = -1.55
-    compression_ratio: float = 2.0
-    least_tokens: int = 5
-
-    def doubt(
-        self, text: str, tokens: int, *, ratio: float, mean_logprob: float, no_speech_prob: float
-    ) -> str | None:
-        """Why an answer of so many text tokens does not count; None where it does."""
-        if not no_speech_prob <= self.no_speech:
-            return f"no speech (probability {no_speech_prob:.2f})"
-        if not mean_logprob >= self.logprob:
-            return f"improbable (mean log-probability {mean_logprob:.2f})"
-        if ratio > self.compression_ratio:
-            return f"repeats itself (compression ratio {ratio:.2f})"
-        if tokens < self.least_tokens or not any(map(str.isalnum, text)):
-            return "hardly a word"
-        return None
-
-
-SURE = Sure()
-
-# -- the reasons, beside those of `Guards` and `Sure` ---------------------------------------------------
+# -- the reasons, beside those of `Guards` and `unsure` ---------------------------------------------------
 
 NOT_FINITE = "the model's numbers are not finite"
 REPEATED = "the model repeats the words before it"
@@ -116,20 +95,13 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Keep:
-    """The text of an answer counts, with a doubt where it was not better at any temperature."""
+class Ending:
+    """How a window ends: the text of an answer counts, with a `reason` for doubt where no temperature gave a
+    better one; or it does not, for this reason: nobody speaks, or it has failed."""
 
     answer: Answer
-    doubt: str | None = None
-
-
-@dataclass(frozen=True)
-class Silent:
-    """The text of an answer does not count: nobody speaks, or it has `failed`."""
-
-    answer: Answer
-    reason: str | None
-    failed: bool = False
+    state: State = "decoded"
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +120,7 @@ def answer_of(
     whisper: SpeechModel, guards: Guards | None, result: Result, pending: PendingWindow
 ) -> Answer:
     """An answer with its judgement. Without guards only numbers that are not finite are rejected, and what
-    `Sure` rejects."""
+    `unsure` says."""
     if pending.window.unheard:
         return _unheard(whisper, result)
     mean = mean_logprob(result.logprobs)
@@ -170,13 +142,28 @@ def answer_of(
 
 
 def _unheard(whisper: SpeechModel, result: Result) -> Answer:
-    """The answer for a window in which no voice was heard: kept or silence, by `Sure`."""
+    """The answer for a window in which no voice was heard: kept or silence."""
     text, mean = text_of(whisper, result.tokens), mean_logprob(result.logprobs)
     count = sum(map(whisper.tokens.is_text, result.tokens))
     ratio = math.inf if result.finish is Finish.LENGTH else compression_ratio(text)
-    doubt = SURE.doubt(text, count, ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0])
+    doubt = unsure(text, count, ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0])
     judgement = Judgement.KEEP if doubt is None else Judgement.SILENCE
     return Answer(result, judgement, doubt, (doubt is None, mean))
+
+
+def unsure(
+    text: str, tokens: int, *, ratio: float, mean_logprob: float, no_speech_prob: float
+) -> str | None:
+    """Why an answer of so many text tokens does not count where no voice was heard; None where it does."""
+    if not no_speech_prob <= SURE_NO_SPEECH:
+        return f"no speech (probability {no_speech_prob:.2f})"
+    if not mean_logprob >= SURE_LOGPROB:
+        return f"improbable (mean log-probability {mean_logprob:.2f})"
+    if ratio > SURE_RATIO:
+        return f"repeats itself (compression ratio {ratio:.2f})"
+    if tokens < SURE_TOKENS or not any(map(str.isalnum, text)):
+        return "hardly a word"
+    return None
 
 
 def judge(
@@ -185,7 +172,7 @@ def judge(
     pending: PendingWindow,
     answer: Answer,
     alone: Callable[[], Request],
-) -> Again | Keep | Silent:
+) -> Again | Ending:
     """What becomes of a window whose answers so far are `answer` and before it `pending.best`; `alone` makes
     the request that does not read the text before a part."""
     options, window, request = bound.options, pending.window, answer.result.request
@@ -206,14 +193,14 @@ def judge(
             if retry is not None:
                 return Again(retry, best)
     if best.judgement is Judgement.KEEP:
-        return Keep(best)
+        return Ending(best)
     if best.judgement is Judgement.SILENCE:
-        return Silent(best, best.reason)
+        return Ending(best, "silent", best.reason)
     if not math.isfinite(mean_logprob(best.result.logprobs)):
-        return Silent(best, best.reason, failed=True)
+        return Ending(best, "failed", best.reason)
     if not pending.heard:
-        return Silent(best, f"no voice; {best.reason}")
-    return Keep(best, doubt=best.reason)
+        return Ending(best, "silent", f"no voice; {best.reason}")
+    return Ending(best, reason=best.reason)
 
 
 def _is_tail(whisper: SpeechModel, window: Window, tokens: Sequence[int]) -> bool:
@@ -278,10 +265,10 @@ def rest_of(
     whisper: SpeechModel,
     options: Options,
     pending: PendingWindow,
-    keep: Keep,
+    ending: Ending,
     states: EncoderStates,
     beside: Beside,
-) -> Rest | Silent:
+) -> tuple[Ending, Rest]:
     """An answer as far as it counts, and what it leaves of its window, as the next part of it.
 
     Whisper may close its answer before its window ends. With a pair of timestamps it says so: text continues
@@ -293,25 +280,26 @@ def rest_of(
     A part that repeats the words before it does not count if it is doubtful or hardly gets on: the next one
     would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
     """
-    window, tokens = pending.window, keep.answer.result.tokens
-    whole = Rest(window.end, tokens)
-    parts = written(whisper, tokens, window.length)
+    window, tokens = pending.window, ending.answer.result.tokens
+    whole, doubtful = Rest(window.end, tokens), ending.reason is not None
+    parts = written(whisper, tokens, window.length) if ending.state == "decoded" else []
     if window.tentative or not parts or not whisper.attends:  # nothing says how far it goes
-        return whole
+        return ending, whole
     voiced, language = window.voiced or (), pending.language
     end, counting = reached(whisper, options, window, language, tokens, parts, states, beside)
     if end <= window.start:  # the attention of a single word may be anywhere
         end = min(window.start + LONGEST, window.end)
     slow = end - window.start < SAMPLE_RATE
-    if (slow or keep.doubt is not None) and _repeats(whisper, window.before, counting):
-        return Silent(keep.answer, REPEATED, failed=total(voiced) > STRETCHED)
+    if (slow or doubtful) and _repeats(whisper, window.before, counting):
+        state: State = "failed" if total(voiced) > STRETCHED else "silent"
+        return Ending(ending.answer, state, REPEATED), whole
     left = within(voiced, end, window.end)
     if total(left) < LEAST:
-        return whole
+        return ending, whole
     if window.part >= MOST_PARTS:
-        return Rest(window.end, counting, None, left, end)
-    rest = window.rest(end, language, counting, alone=keep.doubt is not None)
-    return Rest(rest.start, counting, rest)
+        return ending, Rest(window.end, counting, None, left, end)
+    rest = window.rest(end, language, counting, alone=doubtful)
+    return ending, Rest(rest.start, counting, rest)
 
 
 def reached(

@@ -2,33 +2,36 @@
 
 `Options` are frozen and checked once. Each is declared once, with the names that it has on the command line,
 in forms of the service and in a transcript's settings (`declared.py`), and read from there by all of them.
-
-`Guards` say whether a window's answer is kept, decoded again at a higher temperature, or silence: Whisper's
-own rules (Radford et al. 2022, section 4.5; openai/whisper `transcribe.py`), applied to each window
-separately, so that they work for windows decoded in parallel: only a window that fails is queued again. NaN
-counts as failure, because a comparison with NaN would silently disable a guard. Knows nothing of models.
 Import is light.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from forescribe.speculative.errors import RequestError
-from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE, Beams
+from forescribe.speculative.requests import (
+    MOST_BEAMS,
+    MOST_PATIENCE,
+    Beams,
+    check_text,
+    check_whole,
+)
 
 from ..errors import UsageError
 from ..model.tokens import TASKS, Task
+from ..words.replacements import Replacements
 from ..words.terms import LONGEST_TERM, MOST_TERMS, letters, lines_of, read_terms, says
-from .declared import AUTO, Flag, FormField, Given, declared, from_typed, option, whole_or_auto
+from .declared import AUTO, Declared, Flag, FormField, Given, option, whole_or_auto
+from .guards import Guards as Guards
 
 if TYPE_CHECKING:
     from ..formats.transcript_parts import Json
     from ..segment.windows import WindowOptions
+    from ..words.redaction import Redactor
 
 
 DOUBTFUL_BEAMS = 5
@@ -71,12 +74,8 @@ def _hint(typed: Given) -> str | None:
     return read_reference_text(typed["reference_text"])
 
 
-def _typed_terms(typed: Given) -> tuple[str, ...]:
-    if typed["terms"] is None:
-        return ()
-    lines = lines_of("--terms", typed["terms"])
-    read_terms(lines)
-    return lines
+def _lines(name: str, typed: Given) -> tuple[str, ...]:
+    return () if typed[name] is None else lines_of(f"--{name}", typed[name])
 
 
 def _asked_terms(asked: Given) -> tuple[str, ...]:
@@ -84,12 +83,6 @@ def _asked_terms(asked: Given) -> tuple[str, ...]:
     lines = (*asked["terms"], *asked["keyterms"], *more, *_hot_terms(asked["hotwords"]))
     if lines:
         read_terms(lines)
-    return lines
-
-
-def _typed_replacements(typed: Given) -> tuple[str, ...]:
-    lines = () if typed["replace"] is None else lines_of("--replace", typed["replace"])
-    _check_replacements(lines)
     return lines
 
 
@@ -102,31 +95,21 @@ def _asked_replacements(asked: Given) -> tuple[str, ...]:
         raise UsageError(
             f"{count:,} characters; the service takes {MOST_REPLACED:,}, and --replace a whole file"
         )
-    _check_replacements(lines)
+    Replacements.of(lines)
     return lines
-
-
-def _check_replacements(lines: tuple[str, ...]) -> None:
-    if lines:
-        from ..words.replacements import Replacements
-
-        Replacements.of(lines)
 
 
 def _kinds(entries: tuple[str, ...]) -> tuple[str, ...]:
     """Kinds of personal data, each of which can be found here."""
     if kinds := tuple(kind for entry in entries for kind in entry.split(",")):
-        from ..words.redaction import Redactor
-
-        Redactor(kinds)
+        _redactor(kinds)
     return kinds
 
 
-def _check_kinds(kinds: tuple[str, ...], language: str) -> None:
-    if kinds:
-        from ..words.redaction import Redactor
+def _redactor(kinds: tuple[str, ...]) -> Redactor:
+    from ..words.redaction import Redactor
 
-        Redactor(kinds).check(language)
+    return Redactor(kinds)
 
 
 def _windows() -> WindowOptions:
@@ -149,13 +132,10 @@ def _of_beams(name: str, default: float | None, typed: Given) -> float | None:
 
 
 def _typed_guards(typed: Given) -> Guards | None:
-    names = {
-        "compression_ratio": "compression_ratio_threshold",
-        "logprob": "logprob_threshold",
-        "no_speech": "no_speech_threshold",
-    }
     given: dict[str, Any] = {
-        own: _number(name, typed[name]) for own, name in names.items() if typed[name] is not None
+        own: _number(name, typed[name])
+        for own in ("compression_ratio", "logprob", "no_speech")
+        if typed[name := f"{own}_threshold"] is not None
     }
     if (increment := typed["temperature_increment_on_fallback"]) is not None:
         given["temperatures"] = _temperatures(increment)
@@ -223,127 +203,97 @@ class Options:
 
     language: str | None = option(
         None,
-        flags=[
-            Flag(
-                "--language --lang -l LANG",
-                "Spoken language; several as de,en.",
-                shown=AUTO,
-                live=True,
-            )
-        ],
-        fields=[FormField("language", str, translations=False, live=True)],
+        Flag(
+            "--language --lang -l LANG", "Spoken language; several as de,en.", shown=AUTO, live=True
+        ),
+        FormField("language", str, translations=False, live=True),
     )
     task: Task = option(
         "transcribe",
-        flags=[
-            Flag(
-                "--task TASK",
-                "transcribe, or translate (into English).",
-                default="transcribe",
-                live=True,
-            )
-        ],
-        fields=[FormField("task", Task, "transcribe", translations=False)],
+        Flag(
+            "--task TASK",
+            "transcribe, or translate (into English).",
+            default="transcribe",
+            live=True,
+        ),
+        FormField("task", Task, "transcribe", translations=False),
         told=True,
     )
     timestamps: bool = option(
         True,
-        flags=[
-            Flag(
-                "--timestamps/--no-timestamps",
-                "Divide the text into timed segments.",
-                bool,
-                True,
-                "Output",
-            )
-        ],
+        Flag(
+            "--timestamps/--no-timestamps",
+            "Divide the text into timed segments.",
+            bool,
+            True,
+            "Output",
+        ),
         told=True,
     )
     initial_prompt: str | None = option(
         None,
-        flags=[
-            Flag(
-                "--initial-prompt --prompt TEXT",
-                "Text with names and spellings to expect.",
-                live=True,
-            )
-        ],
-        fields=[
-            FormField("prompt", str, live=True, max_length=MAX_PROMPT),
-            FormField("initial_prompt", str, max_length=MAX_PROMPT),
-            HOTWORDS,
-        ],
+        Flag(
+            "--initial-prompt --prompt TEXT", "Text with names and spellings to expect.", live=True
+        ),
+        FormField("prompt", str, live=True, max_length=MAX_PROMPT),
+        FormField("initial_prompt", str, max_length=MAX_PROMPT),
+        HOTWORDS,
         asked=_prompt,
         told=True,
     )
     hint: str | None = option(
         None,
-        flags=[
-            Flag(
-                "--reference-text FILE",
-                "Script or transcript to copy drafts from; same words.",
-                changes=False,
-            )
-        ],
-        fields=[FormField("hint", str, max_length=MAX_HINT, translations=False)],
+        Flag(
+            "--reference-text FILE",
+            "Script or transcript to copy drafts from; same words.",
+            changes=False,
+        ),
+        FormField("hint", str, max_length=MAX_HINT, translations=False),
         typed=_hint,
     )
     terms: tuple[str, ...] = option(
         (),
-        flags=[
-            Flag(
-                "--terms FILE",
-                "Names and terms, one a line: written so where they are heard.",
-                live=True,
-            )
-        ],
-        fields=[
-            FormField("terms", str, entries=MOST_TERMS, lines=True, live=True, max_length=MAX_NAME),
-            FormField("keyterms", str, entries=MOST_TERMS, lines=True, max_length=MAX_NAME),
-            FormField(
-                "keywords",
-                str,
-                entries=MAX_LISTED,
-                translations=False,
-                live=True,
-                max_length=MAX_NAME,
-            ),
-            HOTWORDS,
-        ],
-        typed=_typed_terms,
+        Flag(
+            "--terms FILE",
+            "Names and terms, one a line: written so where they are heard.",
+            live=True,
+        ),
+        FormField("terms", str, entries=MOST_TERMS, lines=True, live=True, max_length=MAX_NAME),
+        FormField("keyterms", str, entries=MOST_TERMS, lines=True, max_length=MAX_NAME),
+        FormField(
+            "keywords", str, entries=MAX_LISTED, translations=False, live=True, max_length=MAX_NAME
+        ),
+        HOTWORDS,
+        typed=partial(_lines, "terms"),
         asked=_asked_terms,
         told=lambda options: len(read_terms(options.terms)) if options.terms else 0,
         kept=lambda lines: lines or None,
     )
     replacements: tuple[str, ...] = option(
         (),
-        flags=[Flag("--replace FILE", "Corrections, one a line: `heard => meant`.", live=True)],
-        fields=[
-            FormField(
-                "replacements", str, entries=MOST_TERMS, lines=True, live=True, max_length=MAX_NAME
-            )
-        ],
-        typed=_typed_replacements,
+        Flag("--replace FILE", "Corrections, one a line: `heard => meant`.", live=True),
+        FormField(
+            "replacements", str, entries=MOST_TERMS, lines=True, live=True, max_length=MAX_NAME
+        ),
+        typed=partial(_lines, "replace"),
         asked=_asked_replacements,
         told=lambda options: sum(says(line, 1, "replacement") for line in options.replacements),
         kept=lambda lines: lines or None,
     )
     redact: tuple[str, ...] = option(  # kinds of personal data in place of which marks are written
         (),
-        flags=[Flag("--redact KINDS", "Marks in place of personal data: all, or kinds of it.")],
-        fields=[FormField("redact", str, entries=MAX_LISTED, max_length=MAX_NAME)],
+        Flag("--redact KINDS", "Marks in place of personal data: all, or kinds of it."),
+        FormField("redact", str, entries=MAX_LISTED, max_length=MAX_NAME),
         typed=lambda typed: _kinds(() if typed["redact"] is None else (typed["redact"],)),
         asked=lambda asked: _kinds(asked["redact"]),
         told=lambda options: list(options.redact),
-        served=_check_kinds,
+        served=lambda kinds, language: _redactor(kinds).check(language) if kinds else None,
     )
     gamma: int | None = option(None)
     vad: bool = option(
         True,
-        flags=[
-            Flag("--vad/--no-vad --vad-filter", "Skip long silence, or decode it too.", bool, True)
-        ],
-        fields=[FormField("vad_filter", bool, True)],
+        Flag("--vad/--no-vad --vad-filter", "Skip long silence, or decode it too.", bool, True),
+        FormField("vad_filter", bool, True),
         told=True,
     )
     windows: WindowOptions = option(
@@ -352,16 +302,14 @@ class Options:
     )
     beam_size: int | None = option(
         1,
-        flags=[
-            Flag(
-                "--beam-size N",
-                "Beams of a search, as openai/whisper's; 1: no search, with drafts; auto: 5 for windows of "
-                "doubtful words.",
-                default="1",
-                shown="1",
-            )
-        ],
-        fields=[FormField("beam_size", int, 1, words=(AUTO,), ge=1, le=MOST_BEAMS)],
+        Flag(
+            "--beam-size N",
+            "Beams of a search, as openai/whisper's; 1: no search, with drafts; auto: 5 for windows of "
+            "doubtful words.",
+            default="1",
+            shown="1",
+        ),
+        FormField("beam_size", int, 1, words=(AUTO,), ge=1, le=MOST_BEAMS),
         typed=_beams,
         asked=lambda asked: None if asked["beam_size"] == AUTO else asked["beam_size"],
         told=lambda options: options.beam_size or AUTO,
@@ -369,8 +317,8 @@ class Options:
     )
     patience: float = option(
         1.0,
-        flags=[Flag("--patience P", "Beams end with N x P texts.", float, shown="1.0")],
-        fields=[FormField("patience", float, 1.0, gt=0, le=MOST_PATIENCE)],
+        Flag("--patience P", "Beams end with N x P texts.", float, shown="1.0"),
+        FormField("patience", float, 1.0, gt=0, le=MOST_PATIENCE),
         typed=partial(_of_beams, "patience", 1.0),
         # Of one beam this means nothing in a form, as in faster-whisper.
         asked=lambda asked: 1.0 if asked["beam_size"] == 1 else asked["patience"],
@@ -378,15 +326,13 @@ class Options:
     )
     length_penalty: float | None = option(
         None,
-        flags=[
-            Flag(
-                "--length-penalty ALPHA",
-                "Rank beams by length to this power.",
-                float,
-                shown="their mean",
-            )
-        ],
-        fields=[FormField("length_penalty", float, 1.0, ge=0, le=1)],
+        Flag(
+            "--length-penalty ALPHA",
+            "Rank beams by length to this power.",
+            float,
+            shown="their mean",
+        ),
+        FormField("length_penalty", float, 1.0, ge=0, le=1),
         typed=partial(_of_beams, "length_penalty", None),
         # A penalty of 1 is the mean, as in faster-whisper.
         asked=lambda asked: (
@@ -396,56 +342,50 @@ class Options:
     )
     guards: Guards | None = option(  # decode doubtful windows again; None keeps every answer
         None,
-        flags=[
-            Flag(
-                "--guards/--no-guards",
-                "Decode repetitive or improbable windows again at rising temperatures, and drop text over "
-                "silence.",
-                bool,
-                True,
-            ),
-            Flag(
-                "--compression-ratio-threshold RATIO",
-                "Text that repeats more is retried; None: off.",
-                shown="2.4",
-            ),
-            Flag(
-                "--logprob-threshold --log-prob-threshold --logprob-thold LOGPROB",
-                "Less probable text is retried; None: off.",
-                shown="-1.0",
-            ),
-            Flag(
-                "--no-speech-threshold --no-speech-thold PROB",
-                "Windows above it are silent; None: off.",
-                shown="0.6",
-            ),
-            Flag(
-                "--temperature-increment-on-fallback --temperature-inc STEP",
-                "Increase between attempts; None: one attempt.",
-                shown="0.2",
-            ),
-        ],
-        fields=[
-            FormField("temperature", float, 0.0, ge=0, le=1),
-            FormField("compression_ratio_threshold", float, 2.4, gt=0),
-            FormField("log_prob_threshold", float, -1.0, le=0),
-            FormField("no_speech_threshold", float, 0.6, ge=0, le=1),
-        ],
+        Flag(
+            "--guards/--no-guards",
+            "Decode repetitive or improbable windows again at rising temperatures, and drop text over "
+            "silence.",
+            bool,
+            True,
+        ),
+        Flag(
+            "--compression-ratio-threshold RATIO",
+            "Text that repeats more is retried; None: off.",
+            shown="2.4",
+        ),
+        Flag(
+            "--logprob-threshold --log-prob-threshold --logprob-thold LOGPROB",
+            "Less probable text is retried; None: off.",
+            shown="-1.0",
+        ),
+        Flag(
+            "--no-speech-threshold --no-speech-thold PROB",
+            "Windows above it are silent; None: off.",
+            shown="0.6",
+        ),
+        Flag(
+            "--temperature-increment-on-fallback --temperature-inc STEP",
+            "Increase between attempts; None: one attempt.",
+            shown="0.2",
+        ),
+        FormField("temperature", float, 0.0, ge=0, le=1),
+        FormField("compression_ratio_threshold", float, 2.4, gt=0),
+        FormField("log_prob_threshold", float, -1.0, le=0),
+        FormField("no_speech_threshold", float, 0.6, ge=0, le=1),
         typed=_typed_guards,
         asked=_asked_guards,
         told=_told_guards,
     )
     words: bool = option(  # time every word
         False,
-        flags=[
-            Flag(
-                "--word-timestamps/--no-word-timestamps",
-                "Add times and a probability to every word (json).",
-                bool,
-                section="Output",
-                live=True,
-            )
-        ],
+        Flag(
+            "--word-timestamps/--no-word-timestamps",
+            "Add times and a probability to every word (json).",
+            bool,
+            section="Output",
+            live=True,
+        ),
         told=True,
         told_as="word_timestamps",
     )
@@ -455,23 +395,20 @@ class Options:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise UsageError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
-        for name in ("language", "initial_prompt", "hint"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_text(name, value)
-        whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)
-        if self.gamma is not None and (not whole or self.gamma < 0):
-            raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
+        try:
+            for name in ("language", "initial_prompt", "hint"):
+                if (text := getattr(self, name)) is not None:
+                    check_text(name, text)
+            if self.gamma is not None:
+                check_whole("gamma", self.gamma, 0)
+        except RequestError as error:
+            raise UsageError(str(error)) from None
         for name in ("terms", "replacements", "redact"):
             if not isinstance(value := getattr(self, name), tuple):
                 raise UsageError(f"{name} is {value!r}; give a tuple of texts, one for each")
         if self.terms:
             read_terms(self.terms)
-        _check_replacements(self.replacements)
-        if self.redact:
-            from ..words.redaction import kinds_of
-
-            kinds_of(self.redact)
+        Replacements.of(self.replacements)
         _ = self.beams
         if self.gamma and self.beam_size not in (1, None):
             raise UsageError(
@@ -481,8 +418,17 @@ class Options:
 
     @classmethod
     def typed(cls, given: Given) -> Self:
-        """By what was typed for each `Flag`. Raises UsageError that names it."""
-        return cls(**from_typed(cls, given))
+        """By what was typed for each `Flag`; options of which a command has none keep their defaults. Raises
+        UsageError that names it."""
+        found = dict[str, Any]()
+        for name, own in DECLARED.items():
+            if not any(flag.name in given for flag in own.flags):
+                continue
+            if own.typed is not None:
+                found[name] = own.typed(given)
+            elif (value := given[own.flags[0].name]) is not None:
+                found[name] = value
+        return cls(**found)
 
     @property
     def beams(self) -> Beams | None:
@@ -507,92 +453,5 @@ class Options:
         }
 
 
-DECLARED = declared(Options)
+DECLARED: dict[str, Declared] = {f.name: f.metadata["option"] for f in fields(Options)}
 """What is declared of each option, by its name."""
-
-
-@dataclass(frozen=True)
-class Guards:
-    """Thresholds; None disables one. Raises UsageError for invalid values.
-
-    An answer fails if its text compresses by more than `compression_ratio` (it repeats itself) or its
-    mean log-probability is below `logprob`. It is silence if the no-speech probability exceeds
-    `no_speech` while the answer is improbable. `temperatures` are tried in order.
-    """
-
-    compression_ratio: float | None = 2.4
-    logprob: float | None = -1.0
-    no_speech: float | None = 0.6
-    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-
-    def __post_init__(self) -> None:
-        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
-            raise UsageError(f"temperatures are {self.temperatures}; need one or more, from 0 up")
-        if list(self.temperatures) != sorted(set(self.temperatures)):
-            raise UsageError(f"temperatures are {self.temperatures}; they must rise")
-        if self.no_speech is not None and not 0 <= self.no_speech <= 1:
-            raise UsageError(f"no_speech is {self.no_speech}; it is a probability, 0 to 1")
-        # Beyond these limits every answer would fail, and NaN would disable the guard.
-        if self.compression_ratio is not None and not self.compression_ratio > 0:
-            raise UsageError(
-                f"compression_ratio is {self.compression_ratio}; it must be above 0, or None"
-            )
-        if self.logprob is not None and not self.logprob <= 0:
-            raise UsageError(
-                f"logprob is {self.logprob}; a mean log-probability is 0 or less, or None"
-            )
-
-    def judge(
-        self,
-        *,
-        compression_ratio: float,
-        mean_logprob: float,
-        no_speech_prob: float,
-        heard: bool = True,
-    ) -> tuple[Judgement, str | None]:
-        """Judge an answer; the reason is None where it is kept. `heard`: whether a detector heard a voice in
-        its window. If none did, the no-speech probability decides alone."""
-        if any(map(math.isnan, (compression_ratio, mean_logprob, no_speech_prob))):
-            return Judgement.RETRY, "the model's numbers are not finite"
-        improbable = self.logprob is not None and mean_logprob < self.logprob
-        likely_silent = self.no_speech is not None and no_speech_prob > self.no_speech
-        # openai/whisper: a window that is improbable and likely silent is skipped, even if it repeats.
-        if likely_silent and (improbable or self.logprob is None or not heard):
-            return Judgement.SILENCE, f"no speech (probability {no_speech_prob:.2f})"
-        if self.compression_ratio is not None and compression_ratio > self.compression_ratio:
-            return Judgement.RETRY, f"repeats itself (compression ratio {compression_ratio:.2f})"
-        if improbable:
-            return Judgement.RETRY, f"improbable (mean log-probability {mean_logprob:.2f})"
-        return Judgement.KEEP, None
-
-    def rank(self, *, compression_ratio: float, mean_logprob: float) -> tuple[bool, float]:
-        """The rank of an answer among those of a window that were all rejected, the highest for the one to
-        keep: those that do not repeat themselves first, then by mean log-probability (SYSTRAN/faster-whisper
-        `generate_with_fallback`; openai/whisper keeps the last one)."""
-        if math.isnan(mean_logprob):
-            return False, -math.inf
-        repeats = self.compression_ratio is not None and compression_ratio > self.compression_ratio
-        return not repeats, mean_logprob
-
-    def next_temperature(self, temperature: float) -> float | None:
-        """The temperature to try after this one; None after the last."""
-        return next((t for t in self.temperatures if t > temperature + 1e-9), None)
-
-
-class Judgement(Enum):
-    """What to do with an answer."""
-
-    KEEP = "keep"
-    RETRY = "retry"
-    SILENCE = "silence"
-
-
-def _check_text(name: str, value: object) -> None:
-    """Raise UsageError for a value that is not a string, or not Unicode text: Python represents bytes of
-    the command line that are not UTF-8 as lone surrogates."""
-    if not isinstance(value, str):
-        raise UsageError(f"{name} is {value!r}; it must be text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{name} {value!r} is not Unicode text; give it in UTF-8") from None

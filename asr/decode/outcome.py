@@ -5,7 +5,7 @@ and figures, or an error. Knows nothing of how windows are decoded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
@@ -165,19 +165,19 @@ def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
 
 def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
     """Statistics of a recording, counted by row, so that they do not depend on the rest of the batch."""
-    results = list(map(attrgetter("result"), done))
-    rounds = sum(map(attrgetter("rounds"), results))
-    drafted = sum(map(attrgetter("drafted"), results))
-    accepted = sum(map(attrgetter("accepted"), results))
+    results = [decoded.result for decoded in done]
+    rounds, drafted, accepted = (
+        sum(map(attrgetter(name), results)) for name in ("rounds", "drafted", "accepted")
+    )
     return {
         "windows": len(results),
-        "tokens": sum(map(len, map(attrgetter("tokens"), results))),
+        "tokens": sum(len(result.tokens) for result in results),
         "rounds": rounds,
         "drafted": drafted,
         "accepted": accepted,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        **source_stats(map(attrgetter("sources"), results)),
+        **source_stats(result.sources for result in results),
         "wall_s": wall,
     }
 
@@ -217,15 +217,17 @@ def source_stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
 # -- warnings -----------------------------------------------------------------------------------------
 
 
-def _warnings(recording: Submission, done: Sequence[Decoded], language: str | None) -> list[Notice]:
+def _warnings(
+    recording: Submission, done: Sequence[Decoded], language: str | None
+) -> Iterator[Notice]:
     """What a reader of the transcript should know of its windows."""
-    whisper, notices = recording.context.whisper, list[Notice]()
+    whisper = recording.context.whisper
     if failed := [d for d in done if d.state == "failed"]:
         text = (
             f"no text for {_places(failed)}: decoding failed there; transcribe the recording again, or "
             "name the language"
         )
-        notices.append(_notice("failed_windows", text, failed))
+        yield _notice("failed_windows", text, failed)
     # Windows whose text does not count have warnings of their own.
     if runs := [run for d in done if d.state == "decoded" for run in d.wordless]:
         places = _listed([f"{seconds(a):.1f} to {seconds(b):.1f} s" for a, b in runs])
@@ -234,18 +236,18 @@ def _warnings(recording: Submission, done: Sequence[Decoded], language: str | No
             "them, name the language, or use a larger model"
         )
         starts = tuple(seconds(start) for start, _ in runs[:PLACES]) if len(runs) > 1 else ()
-        notices.append(Notice("voice_without_words", text, len(runs), starts))
+        yield Notice("voice_without_words", text, len(runs), starts)
     # Text that was kept although the guards rejected it at every temperature.
     if doubted := [d for d in done if d.doubt is not None]:
         text = (
             f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or "
             "use a larger model"
         )
-        notices.append(_notice("doubtful_text", text, doubted))
+        yield _notice("doubtful_text", text, doubted)
     if slow := [d for d in done if d.skipped]:
         lines = ", ".join(dict.fromkeys(line for d in slow for line in d.skipped))
         text = f"these took more than {LIMIT_S} s and replaced nothing at {_places(slow)}: {lines}"
-        notices.append(_notice("slow_replacements", text, slow))
+        yield _notice("slow_replacements", text, slow)
     counted = {
         d.language
         for d in done
@@ -253,24 +255,23 @@ def _warnings(recording: Submission, done: Sequence[Decoded], language: str | No
     }
     if others := counted - {language or ""}:
         text = f"some windows are in another language: {', '.join(sorted(others))}"
-        notices.append(Notice("mixed_languages", text))
+        yield Notice("mixed_languages", text)
     spoken = [d for d in done if text_of(whisper, d.tokens).strip()]
-    notices += _other_language(spoken, language)
-    notices += _dropped(whisper, done)
+    yield from _other_language(spoken, language)
+    yield from _dropped(whisper, done)
     faults = [(p.ended, p.timing_fault) for p in recording.windows if p.timing_fault is not None]
     if faults:
         untimed, reason = [decoded for decoded, _ in faults], reason_of(faults[0][1])
         text = f"no word times at {_listed(map(_span, untimed))}: {reason}; the text is complete"
-        notices.append(_notice("words_untimed", text, untimed))
+        yield _notice("words_untimed", text, untimed)
     # Drafting failed: the words are the same, and decoding takes longer.
     if plain := [d for d in done if d.result.draft_error is not None]:
         error, spans = plain[0].result.draft_error, _listed(map(_span, plain))
         text = f"decoded without drafts at {spans}: {error}; the text is complete"
-        notices.append(_notice("draft_failed", text, plain))
-    return notices
+        yield _notice("draft_failed", text, plain)
 
 
-def _other_language(done: Sequence[Decoded], named: str | None) -> list[Notice]:
+def _other_language(done: Sequence[Decoded], named: str | None) -> Iterator[Notice]:
     """A warning where another language is heard than the one that was named: the most frequent one."""
     other = dict[str, list[Decoded]]()
     for decoded in done:
@@ -279,38 +280,32 @@ def _other_language(done: Sequence[Decoded], named: str | None) -> list[Notice]:
         if decoded.state == "decoded" and probability >= CONFIDENT and named not in known:
             other.setdefault(code, []).append(decoded)
     if not other:
-        return []
+        return
     code, heard = max(other.items(), key=lambda item: sum(d.length for d in item[1]))
     probability = max(d.heard[1] for d in heard if d.heard)
+    names = [LANGUAGES.get(one, one).title() for one in (code, named or "")]
     text = (
-        f"{_listed(map(_span, heard))}: this sounds like {_name(code)} ({probability:.2f}) and was decoded "
-        f"as {_name(named or '')}; --language {'auto' if len(heard) < len(done) else code} decodes it as such"
+        f"{_listed(map(_span, heard))}: this sounds like {names[0]} ({probability:.2f}) and was decoded "
+        f"as {names[1]}; --language {'auto' if len(heard) < len(done) else code} decodes it as such"
     )
-    return [_notice("other_language", text, heard)]
+    yield _notice("other_language", text, heard)
 
 
-def _name(code: str) -> str:
-    return LANGUAGES.get(code, code).title()
-
-
-def _dropped(whisper: SpeechModel, done: Iterable[Decoded]) -> list[Notice]:
+def _dropped(whisper: SpeechModel, done: Iterable[Decoded]) -> Iterator[Notice]:
     """Warnings for text that was decoded but left out: one for each of the first windows, and one for the
     rest."""
-    notices, rest = list[Notice](), list[Decoded]()
+    dropped = list[Decoded]()
     for decoded in done:
         told = decoded.reason == LAST_WORD or decoded.level_db is not None  # by the coverage
         if decoded.state == "decoded" or told:
             continue
-        text = text_of(whisper, decoded.result.tokens).strip()
-        if text and len(notices) < TEXTS:
-            message = f"{text!r} at {_span(decoded)} left out: {decoded.reason}"
-            notices.append(Notice("dropped_text", message))
-        elif text:
-            rest.append(decoded)
-    if rest:
-        message = f"more text left out at {_listed(map(_span, rest))}"
-        notices.append(_notice("dropped_text", message, rest))
-    return notices
+        if text := text_of(whisper, decoded.result.tokens).strip():
+            dropped.append(decoded)
+            if len(dropped) <= TEXTS:
+                message = f"{text!r} at {_span(decoded)} left out: {decoded.reason}"
+                yield Notice("dropped_text", message)
+    if rest := dropped[TEXTS:]:
+        yield _notice("dropped_text", f"more text left out at {_listed(map(_span, rest))}", rest)
 
 
 def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:

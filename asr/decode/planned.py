@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.requests import Finish, Request, Result, Source
 
 from ..audio.inputs import Input
@@ -30,6 +31,7 @@ from .sources import Kept, plan_source
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "sources": lambda values: tuple(Source(value) for value in values),
     "finish": Finish,
+    "draft_error": lambda text: text and SpeculativeError(text),
 }
 """How fields of a result are read from JSON; the others are plain values."""
 
@@ -48,7 +50,7 @@ def planned(
     listener: Listener,
     *,
     plan: Plan,
-    grouped: OnGroup,
+    grouped: Callable[[Group], None],
     kept: Sequence[Group] = (),
     arrived_s: float = 0.0,
     name: str | None = None,
@@ -76,10 +78,14 @@ def planned(
 
 
 def _group(recording: Submission, plan: Plan, k: int) -> Group:
-    own = recording.kept(plan.groups[k])
-    language, probability = own.language, own.language_probability
-    segments = recording.segments_in(plan.groups[k])
-    return Group(own.decoded, own.words, language, probability, k, segments)
+    indices = plan.groups[k]
+    segments = [
+        segment
+        for pending in recording.windows
+        if pending.ended.index in indices
+        for segment in recording.timed_segments(pending)
+    ]
+    return Group(**vars(recording.kept(indices)), k=k, segments=tuple(segments))
 
 
 @dataclass(frozen=True)
@@ -114,10 +120,6 @@ class Group(Kept):
         )
 
 
-OnGroup = Callable[[Group], None]
-"""Receives a group as soon as its last window has ended."""
-
-
 def _decoded_to_dict(decoded: Decoded) -> dict[str, Any]:
     result, request = decoded.result, decoded.result.request
     plain = {f.name: getattr(result, f.name) for f in fields(Result) if f.name != "request"}
@@ -128,6 +130,7 @@ def _decoded_to_dict(decoded: Decoded) -> dict[str, Any]:
             **plain,
             "sources": [int(source) for source in result.sources],
             "finish": result.finish.value,
+            "draft_error": result.draft_error and str(result.draft_error),
         },
     }
 

@@ -5,9 +5,8 @@ thread puts results into it; the reader only adds (windows, silence, the end), a
 reads what was added. In a call both are the caller's thread. Where its windows come from is a `WindowSource`.
 
 A window is decoded again where its answer is rejected, and where an answer ends before the voice in its
-window does, the rest becomes the next part of the window (`asr.decode.judge`). Faults are contained: one in a
-window costs that window, which the coverage reports as failed; one in reading costs the recording. Knows
-nothing of other recordings.
+window does, the rest becomes the next part of the window (`asr.decode.judge`). A fault in a window costs that
+window, which the coverage reports as failed; one in reading costs the recording.
 """
 
 from __future__ import annotations
@@ -29,30 +28,29 @@ from forescribe.speculative.requests import Finish, Request, Result
 from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
-from ..formats.transcript_parts import Segment, State, seconds
+from ..formats.transcript_parts import Segment, seconds
 from ..model.speech_model import EncoderStates, SpeechModel
 from ..model.whisper import attending
 from ..segment.windows import Window, total
 from ..words.assembly import pauses
 from ..words.edits import Change, replaced
 from ..words.second_look import look_again
-from .context import DecodingContext, EncodedWindow, Ended, Fault
+from .context import DecodingContext, EncodedWindow
+from .guards import Judgement
 from .judge import (
     LAST_WORD,
     TAIL,
     Again,
-    Keep,
+    Ending,
     Rest,
-    Silent,
     answer_of,
     improbable,
     judge,
     rest_of,
     wordless_of,
 )
-from .options import Judgement
 from .requests import BoundOptions, language_in, window_request
-from .results import Decoded, Listener, Outcome, Part, PhaseTimes, Tap
+from .results import Decoded, Listener, Outcome, Part, PhaseTimes, Tap, Token
 from .sources import Kept, WindowSource, cut_source
 from .text import Stretch, segments_of, tokens_of, written
 from .window import PendingWindow, RecordingState
@@ -61,18 +59,12 @@ from .word_timer import WordTimer
 
 @dataclass(frozen=True, eq=False)
 class Progressed:
-    """More is known of a recording: a window has ended, None where only silence has been read."""
+    """More is known of a recording: a window has ended, None where only silence has been read. Where that was
+    the last one of `group` of a plan, the words of all are timed."""
 
     recording: Submission
     window: PendingWindow | None
-
-
-@dataclass(frozen=True, eq=False)
-class GroupEnded:
-    """All windows of group `k` of a plan have ended, and their words are timed."""
-
-    recording: Submission
-    k: int
+    group: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +74,7 @@ class RecordingEnded:
     recording: Submission
 
 
-Event = Progressed | GroupEnded | RecordingEnded
+Event = Progressed | RecordingEnded
 
 
 class Submission(RecordingState):
@@ -90,8 +82,7 @@ class Submission(RecordingState):
 
     `listener` hears of it; None in a call. `name` is for messages. `tap` receives its samples too, on a
     reader's thread. `open` opens it; `windows` is where its windows come from, None cuts them. `timer` times
-    its words, together with those of other recordings that share it; None makes one of its own. `grouped`
-    hears of groups of a plan that have ended.
+    its words with those of other recordings; None makes one of its own. `grouped` hears of groups of a plan.
 
     Each window ends once: as an entry of `windows`, whatever came of it, or of `silent`. One whose answer was
     closed early ends in several parts, which are entries of their own.
@@ -117,11 +108,11 @@ class Submission(RecordingState):
         self.name, self.arrived_s = name or Outcome(source).name, arrived_s
         self._tap, self._open = tap, open or partial(open_audio, name=self.name)
         self._from = windows or cut_source(context, bound.options)
-        self._grouped = grouped
+        self.grouped = grouped
         self.phases: PhaseTimes | None = None
         self.whole = self._from.whole  # whether its windows are all of a recording
         batch = None if self._from.groups else context.engine.batch
-        self._timer = timer or WordTimer(context.whisper, bound.options.task, batch, context.beside)
+        self._timer = timer or WordTimer(context, bound.options.task, batch)
         # By the reader:
         self.window_count = 0  # windows found so far
         self.fully_read = False  # no window will follow
@@ -135,8 +126,6 @@ class Submission(RecordingState):
         self._started = 0.0
         self._over = set[int]()  # the indices of windows that have ended with all parts
         self._next_sample = 0  # the first one that `next_windows` has not returned
-        self._waiting = dict[int, PendingWindow | Window]()  # behind it, by their first sample
-        self._silent_seen = 0  # silent windows that wait there, or have been returned
 
     def time_phases(self, phases: PhaseTimes | None) -> None:
         """Have the times of its phases written; call it before the recording is queued."""
@@ -209,7 +198,6 @@ class Submission(RecordingState):
         decoded = pending.ended
         assert decoded.index not in self._over
         insort(self.windows, pending, key=attrgetter("ended.start"))
-        self._waiting[decoded.start] = pending
         if not decoded.continued:
             self._over.add(decoded.index)
         assert len(self._over) + len(self.silent) <= self.window_count
@@ -217,25 +205,23 @@ class Submission(RecordingState):
     def next_windows(self) -> list[PendingWindow] | None:
         """The windows that follow those returned before, which end in any order, without silent ones; None
         where the next one has not ended."""
-        for window in self.silent[self._silent_seen :]:
-            self._waiting[window.start] = window
-            self._silent_seen += 1
-        first, following = self._next_sample, list[PendingWindow]()
-        while self._next_sample in self._waiting:
-            ended = self._waiting.pop(self._next_sample)
-            if isinstance(ended, PendingWindow):
-                following.append(ended)
-            self._next_sample = (ended if isinstance(ended, Window) else ended.ended).end
-        return None if self._next_sample == first else following
+        ends = {silent.start: silent.end for silent in self.silent}
+        ends |= {decoded.start: decoded.end for decoded in self.decoded}
+        first = self._next_sample
+        while self._next_sample in ends:
+            self._next_sample = ends[self._next_sample]
+        if self._next_sample == first:
+            return None
+        return [p for p in self.windows if first <= p.ended.start < self._next_sample]
 
     def next_part(self) -> Part | None:
         """What is complete in order and has not been told; None where nothing is."""
         if (following := self.next_windows()) is None:
             return None
-        segments = [s for pending in following for s in self.timed_segments(pending)]
-        tokens = [
-            t for pending in following for t in tokens_of(self.context.whisper, pending.ended)
-        ]
+        segments, tokens = list[Segment](), list[Token]()
+        for pending in following:
+            segments += self.timed_segments(pending)
+            tokens += tokens_of(self.context.whisper, pending.ended)
         return Part(tuple(segments), tuple(tokens), seconds(self.done))
 
     def segments(self, pending: PendingWindow) -> tuple[Segment, ...]:
@@ -268,20 +254,14 @@ class Submission(RecordingState):
             self.language_probability,
         )
 
-    def segments_in(self, indices: Collection[int]) -> tuple[Segment, ...]:
-        """The segments of the windows of these indices."""
-        own = [pending for pending in self.windows if pending.ended.index in indices]
-        return tuple(segment for pending in own for segment in self.timed_segments(pending))
-
     def detects_language(self, window: Window) -> tuple[str, ...] | None:
         """Among which languages that of a window is to be detected when it is encoded."""
-        known = self.bound.language is not None or window.language is not None
-        return None if known else self.bound.spoken.codes
+        return None if self.bound.language or window.language else self.bound.spoken.codes
 
     def mark(self, phase: str, began_ns: int) -> None:
-        """A part of a phase ends now; nothing happens if nobody reads the times."""
+        """A part of a phase ends now."""
         if self.phases is not None:
-            self.phases.add(phase, began_ns, time.time_ns())
+            self.phases.setdefault(phase, []).append((began_ns, time.time_ns()))
 
     def encoded(self, pending: PendingWindow, encoded: EncodedWindow | Exception) -> None:
         """A window has been encoded: it has its request, unless an exception has ended it."""
@@ -297,28 +277,29 @@ class Submission(RecordingState):
             self.in_engine.add(pending)
         except Exception as error:
             pending.language = known or self.language or ""
-            self._failed(pending, error)
+            self.failed(pending, error)
 
-    def answered(self, pending: PendingWindow, ended: Ended) -> Window | None:
-        """The engine has returned an answer: the window has its next request, or it has ended; what is left
-        of it is the next part. Nothing happens to one that was dropped."""
+    def answered(self, pending: PendingWindow, result: Result) -> Window | None:
+        """The engine has returned an answer: the window has its next request, or it has ended, unless it was
+        dropped. What is left of it is the next part."""
         if pending not in self.in_engine:
             return None
         pending.request, options = None, self.bound.options
-        if isinstance(ended, Fault):
-            self._failed(pending, ended.error)
+        if result.error is not None:
+            release(result.error)
+            self.failed(pending, result.error.__cause__ or result.error)
             return None
-        states = ended.request.encoder_states
+        states = result.request.encoder_states
         try:
-            answer = answer_of(self.context.whisper, options.guards, ended, pending)
+            answer = answer_of(self.context.whisper, options.guards, result, pending)
             alone = partial(self._request, pending, states, alone=True)
             verdict = judge(self.context.whisper, self.bound, pending, answer, alone)
             if isinstance(verdict, Again):
                 pending.best, pending.request = verdict.best, verdict.request
                 return None
-            rest = self._settled(pending, verdict, ended.request)
+            rest = self._settled(pending, verdict, result.request)
         except Exception as error:
-            self._failed(pending, error)
+            self.failed(pending, error)
             return None
         self.in_engine.discard(pending)
         pending.forget_request()
@@ -338,30 +319,23 @@ class Submission(RecordingState):
         hypothesis = self._from.hypothesis
         return window_request(self.context, self.bound, pending, states, hypothesis, alone=alone)
 
-    def _settled(
-        self, pending: PendingWindow, verdict: Keep | Silent, last: Request
-    ) -> Window | None:
+    def _settled(self, pending: PendingWindow, ending: Ending, last: Request) -> Window | None:
         """The window has ended with the answer that was chosen; what that leaves of it. `last` is the request
         that was answered last."""
         whisper, options, window = self.context.whisper, self.bound.options, pending.window
         beside, states, terms = self.context.beside, last.encoder_states, self.bound.terms
-        changes: tuple[Change, ...] = ()
-        if terms is not None and verdict.answer.judgement is not Judgement.SILENCE:
-            if not window.unheard:
-                own, answer = attending(whisper, "terms"), verdict.answer
-                result, held = answer.result, self.context.held(answer.result.request)
-                look = partial(look_again, own, pending.language, result, states, terms, held)
-                looked, changes = beside(look)
-                verdict = replace(verdict, answer=replace(answer, result=looked))
-        rest = Rest(window.end, verdict.answer.result.tokens)
-        if isinstance(verdict, Keep):
-            found = rest_of(whisper, options, pending, verdict, states, beside)
-            verdict, rest = (verdict, found) if isinstance(found, Rest) else (found, rest)
-        decoded = decoded_of(whisper, self.bound, pending, verdict, rest, changes, last)
+        answer, changes = ending.answer, tuple[Change, ...]()
+        if terms is not None and answer.judgement is not Judgement.SILENCE and not window.unheard:
+            own, held = attending(whisper, "terms"), self.context.held(answer.result.request)
+            look = partial(look_again, own, pending.language, answer.result, states, terms, held)
+            looked, changes = beside(look)
+            ending = replace(ending, answer=replace(answer, result=looked))
+        ending, rest = rest_of(whisper, options, pending, ending, states, beside)
+        decoded = decoded_of(whisper, self.bound, pending, ending, rest, changes, last)
         pending.segments, pending.decoded = segments_of(whisper, decoded), decoded
         return rest.window
 
-    def _failed(self, pending: PendingWindow, error: Exception) -> None:
+    def failed(self, pending: PendingWindow, error: BaseException) -> None:
         """An exception has ended a window. Running out of memory may not happen with a smaller batch, so it
         must not look like a transcript: it fails the recording."""
         release(error)
@@ -387,21 +361,15 @@ class Submission(RecordingState):
         self._add(pending)
 
     def ended_group(self, pending: PendingWindow) -> int | None:
-        """The group of a window, if it was the last one missing; its words are timed now."""
+        """The group whose last missing window this was; its words are timed now."""
         for k, group in self._from.groups.items():
             if pending.ended.index in group and self._over.issuperset(group):
                 self._timer.run(group)
                 return k
         return None
 
-    def grouped(self, k: int) -> None:
-        """Tell of the end of group `k`."""
-        if self._grouped is not None:
-            self._grouped(self, k)
-
     def time_words(self) -> None:
-        """Time the words of all windows that wait for that, those of others too where they share the
-        timer."""
+        """Time the words of all windows that wait for that, also of others that share the timer."""
         self._timer.run()
 
     @property
@@ -414,8 +382,7 @@ class Submission(RecordingState):
         self.settle(Outcome(self.source, error=error, wall_s=self.wall_s))
 
     def settle(self, outcome: Outcome | None) -> None:
-        """Set the outcome, None where it is cancelled; later calls change nothing. Its windows leave
-        the engine."""
+        """Set the outcome, None where it is cancelled, once. Its windows leave the engine."""
         if self.settled:
             return
         self.outcome, self.settled, self.stopped = outcome, True, True
@@ -426,7 +393,7 @@ class Submission(RecordingState):
     def _drop(self, pending: PendingWindow) -> None:
         """Remove a window from the engine; its row is free at once."""
         self.in_engine.discard(pending)
-        self.context.slots.cancel(pending)
+        self.context.cancel(pending)
         pending.forget_request()
 
 
@@ -434,24 +401,22 @@ def decoded_of(
     whisper: SpeechModel,
     bound: BoundOptions,
     pending: PendingWindow,
-    verdict: Keep | Silent,
+    ending: Ending,
     rest: Rest,
     changes: tuple[Change, ...],
     last: Request,
 ) -> Decoded:
     """How a window has ended: with an answer of which `rest` says how much counts. `changes` of its words
     were made by terms; `last` is the request that was answered last."""
-    window, result, options = pending.window, verdict.answer.result, bound.options
+    window, result, options = pending.window, ending.answer.result, bound.options
     language, tokens = pending.language, rest.tokens
-    state: State = "decoded"
-    doubt = reason = None
-    parts = list[Stretch]()
-    if isinstance(verdict, Keep):
-        doubt, parts = verdict.doubt, written(whisper, tokens, rest.end - window.start)
+    state, reason, parts = ending.state, ending.reason, list[Stretch]()
+    doubt: str | None = None
+    if state == "decoded":
+        reason, doubt = None, reason
+        parts = written(whisper, tokens, rest.end - window.start)
         if doubt is None and parts and options.guards is not None and not window.tentative:
             doubt = improbable(whisper, language, tokens, result.logprobs)
-    else:
-        state, reason = "failed" if verdict.failed else "silent", verdict.reason
     wordless, reach = rest.wordless, rest.reach
     if reach is None and reason != LAST_WORD:
         wordless, reach = wordless_of(window.start, rest.end, window.voiced, parts)
@@ -464,7 +429,7 @@ def decoded_of(
             whisper, language, result, tokens, bound.replacements, changes, bound.redactor
         )
         result, tokens, changes = edited.result, edited.tokens, edited.changes
-    states = verdict.answer.result.request.encoder_states
+    states = ending.answer.result.request.encoder_states
     return Decoded(
         index=window.index,
         start=window.start,
@@ -480,7 +445,7 @@ def decoded_of(
         continued=rest.window is not None,
         wordless=wordless,
         reach=reach,
-        heard=_heard(whisper, verdict.answer.result),
+        heard=_heard(whisper, ending.answer.result),
         level_db=window.level_db,
         changes=changes,
         skipped=() if edited is None else edited.skipped,
@@ -510,12 +475,10 @@ def fault(name: str, cause: BaseException) -> ForescribeError:
     release(cause)
     if isinstance(cause, ForescribeError):
         return cause
-    error: ForescribeError
+    text = f"{name}: {type(cause).__name__}: {cause}"
+    error: ForescribeError = AudioError(text, code="internal_error")
     if out_of_memory(cause):
         error = CapacityError(f"{name}: out of memory; try a smaller batch or a smaller model")
-    else:
-        text = f"{name}: {type(cause).__name__}: {cause}"
-        error = AudioError(text, code="internal_error")
     error.__cause__ = cause
     return error
 

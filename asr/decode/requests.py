@@ -65,8 +65,8 @@ class BoundOptions:
 
 def bind(options: Options, context: DecodingContext) -> BoundOptions:
     """Check options against a model. Raises UsageError for those that it cannot serve."""
-    special = context.whisper.tokens
-    spoken, whisper = special.spoken(options.language), context.whisper
+    whisper, special = context.whisper, context.whisper.tokens
+    spoken = special.spoken(options.language)
     previous = prompt_tokens(whisper, options.initial_prompt)
     if options.task == "translate" and not special.translates:
         raise UsageError(f"translate: {special.only}")
@@ -75,33 +75,22 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
         raise UsageError(
             f"gamma {options.gamma} is more than the {limit} that the transcriber was created with"
         )
-    hint = hint_tokens(context.whisper, options.hint)
+    hint = hint_tokens(whisper, options.hint)
     terms = TermList.of(options.terms) if options.terms else None
     for term in terms.terms if terms is not None else ():
-        if "<" not in term.text:
-            continue
-        ids = whisper.tokenizer.encode(term.text, add_special_tokens=False)
-        if not all(map(special.is_text, ids)):
-            raise UsageError(f"the term {term.text!r} holds a special token of the model")
-    if not whisper.attends:
-        _check_served(options, whisper)
-        if terms is not None:
-            previous, terms = (*previous, *_term_tokens(whisper, previous, terms)), None
+        if "<" in term.text:
+            text_tokens(whisper, term.text, f"the term {term.text!r}")
+    if options.beam_size != 1:
+        attending(whisper, "beams")
+    if terms is not None and not whisper.attends:
+        if not special.conditions:
+            attending(whisper, "terms")
+        previous, terms = (*previous, *_term_tokens(whisper, previous, terms)), None
     replacements = Replacements.of(options.replacements) if options.replacements else None
     redactor = Redactor(options.redact) if options.redact else None
     if redactor is not None and spoken.one is not None:
         redactor.check(spoken.one)
     return BoundOptions(options, spoken, previous, hint, terms, replacements, redactor)
-
-
-def _check_served(options: Options, whisper: SpeechModel) -> None:
-    """Raises UsageError for what only a model with timestamps and attention to the audio can do."""
-    asked = {
-        "beams": options.beam_size != 1,
-        "terms": bool(options.terms) and not whisper.tokens.conditions,
-    }
-    for what in (what for what, own in asked.items() if own):
-        attending(whisper, what)
 
 
 def _term_tokens(whisper: SpeechModel, previous: Sequence[int], terms: TermList) -> tuple[int, ...]:
@@ -224,10 +213,15 @@ def prompt_tokens(whisper: SpeechModel, text: str | None) -> tuple[int, ...]:
     room = whisper.prompt_room
     # Only the last tokens are used, so megabytes of text are not tokenised: few tokens are longer than this.
     text = text.strip()[-PROMPT_CHARACTERS * room :]
+    return text_tokens(whisper, text, "the initial prompt")[-room:]
+
+
+def text_tokens(whisper: SpeechModel, text: str, what: str) -> tuple[int, ...]:
+    """The tokens of a text, of `what`. Raises UsageError for special tokens in it."""
     ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
     if not all(map(whisper.tokens.is_text, ids)):
-        raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
-    return tuple(ids[-room:])
+        raise UsageError(f"{what} holds a special token such as <|endoftext|>")
+    return tuple(ids)
 
 
 def hint_tokens(whisper: SpeechModel, text: str | None) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ Knows nothing of models, or of how the records are made. Import is light.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -82,16 +83,12 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """The path as it was given; audio given as bytes or samples has none."""
-        from ..audio.inputs import ARRAY, DecodedFile, Sound
+        """The path as it was given; what the recording is, where it has none."""
+        if isinstance(self.source, str | os.PathLike):
+            return str(self.source)
+        from ..audio.reading import name_of
 
-        if isinstance(self.source, DecodedFile):
-            return self.source.name
-        if isinstance(self.source, bytes):
-            return "<bytes>"
-        in_memory = isinstance(self.source, Sound | tuple | list | Mapping)
-        in_memory = in_memory or hasattr(self.source, "__array__")
-        return ARRAY if in_memory else str(self.source)
+        return name_of(self.source)
 
 
 @dataclass(frozen=True)
@@ -166,33 +163,7 @@ class FindsSpeakers(Protocol):
         """For one call; what is returned begins with a recording."""
 
 
-class PhaseTimes:
-    """When the phases of one recording's decoding began and ended, for traces: `encode`, `rounds`, `words`.
-
-        session.submit(source, options, listener, phases=(phases := PhaseTimes()))
-        phases.spans["encode"]              # Unix nanoseconds
-
-    Windows of several recordings are encoded and decoded together, so phases overlap, and the busy time of
-    one includes that of others in the same batch. Written by the engine's thread.
-    """
-
-    def __init__(self) -> None:
-        self.spans: dict[str, PhaseSpan] = {}
-
-    def add(self, phase: str, began_ns: int, ended_ns: int) -> None:
-        """A part of a phase is over."""
-        known = self.spans.get(phase, PhaseSpan(began_ns, ended_ns))
-        self.spans[phase] = PhaseSpan(
-            min(known.began_ns, began_ns),
-            max(known.ended_ns, ended_ns),
-            known.busy_ns + ended_ns - began_ns,
-        )
-
-
-@dataclass(frozen=True)
-class PhaseSpan:
-    """A phase: its first beginning, its last end, and the sum of its parts, in nanoseconds."""
-
-    began_ns: int
-    ended_ns: int
-    busy_ns: int = 0
+PhaseTimes = dict[str, list[tuple[int, int]]]
+"""When the parts of the phases of one recording's decoding (`encode`, `rounds`, `words`) began and ended, in
+Unix nanoseconds, for traces. Windows of several recordings are encoded and decoded together, so the parts of
+one include those of others in the same batch. Written by the engine's thread."""

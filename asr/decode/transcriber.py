@@ -32,7 +32,7 @@ from ..audio.reader_pool import ReaderPool
 from ..audio.reading import open_audio, read_audio
 from ..errors import UsageError
 from ..formats.transcript import Transcript
-from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word, seconds
+from ..formats.transcript_parts import SAMPLE_RATE, Segment, Word, seconds
 from ..model.languages import read_languages
 from ..model.loading import load
 from ..model.presets import check_request, resolve
@@ -43,7 +43,6 @@ from .analysis import DetectedLanguage, align, align_window, detect_language
 from .context import DecodingContext
 from .driver import Driver, ReadAhead
 from .options import Guards, Options
-from .outcome import settings_of
 from .recording import Event, Progressed, RecordingEnded, Submission, fault
 from .requests import BoundOptions, bind
 from .results import Decoded, FindsSpeakers, Hook, Outcome, Progress, SpeakerSearch
@@ -132,11 +131,6 @@ class Transcriber:
         """Drafted tokens per round; None adapts the number."""
         return self.context.gamma
 
-    @property
-    def detector(self) -> Detector | None:
-        """The voice activity detector; None until a recording needs one."""
-        return self.context.detector
-
     def stats(self) -> Stats:
         """The engine's statistics since the transcriber was created, with the seconds before the
         engine: `audio` (decoding audio and voice activity) and `encode`."""
@@ -146,10 +140,6 @@ class Transcriber:
         """Decode `size` windows at a time from now on, here and in what `with_readers` and `with_speakers`
         have returned; all options stay. No call may be running."""
         self.context.resize(size)
-
-    def settings(self, options: Options) -> dict[str, Json]:
-        """Models, options and versions, for reproducing a transcript."""
-        return settings_of(self.context, options)
 
     def with_readers(self, readers: int) -> Transcriber:
         """The same model, whose calls read recordings ahead in so many processes. The transcripts are the
@@ -204,7 +194,7 @@ class Transcriber:
         recording.
         """
         bound = bind(options or Options(), self.context)
-        return SegmentStream(_streamed(self.context, bound, source))
+        return SegmentStream(self.context, bound, source)
 
     def detect_language(self, source: Input) -> DetectedLanguage:
         """The spoken language, `(language, probability)`: of the first window with speech in which it is not
@@ -236,22 +226,33 @@ class SegmentStream(Iterator[Segment]):
     """What `Transcriber.stream` iterates over. `transcript` is the whole result, with warnings and coverage,
     once the loop has ended; None before."""
 
-    def __init__(self, parts: Generator[Segment | Outcome, None, None]) -> None:
-        self._parts = parts
-        self.transcript: Transcript | None = None
+    def __init__(self, context: DecodingContext, bound: BoundOptions, source: Input) -> None:
+        timer = WordTimer(context, bound.options.task, 1)  # window by window
+        self._recording = Submission(context, source, bound, None, timer=timer)
+        self._segments = _streamed(self._recording)
+
+    @property
+    def transcript(self) -> Transcript | None:
+        outcome = self._recording.outcome
+        return None if outcome is None else outcome.transcript
 
     def __next__(self) -> Segment:
-        for part in self._parts:
-            if isinstance(part, Segment):
-                return part
-            if part.error is not None:
-                raise part.error
-            self.transcript = part.transcript
-        raise StopIteration
+        return next(self._segments)
 
     def close(self) -> None:
         """Drop the rest."""
-        self._parts.close()
+        self._segments.close()
+
+
+def _streamed(recording: Submission) -> Generator[Segment, None, None]:
+    """The segments of a recording, numbered. Raises its error."""
+    numbers = count()
+    with closing(decoding(recording.context, iter((recording,)))) as events:
+        for event in events:
+            if isinstance(event, Progressed) and (part := recording.next_part()) is not None:
+                yield from (replace(s, id=next(numbers)) for s in part.segments)
+    if recording.outcome is not None and recording.outcome.error is not None:
+        raise recording.outcome.error
 
 
 def decoding(
@@ -273,7 +274,7 @@ def decoding(
         while driver.live or not pulled:
             if context.caller is not driver:
                 raise UsageError("another call of this transcriber has begun: one runs at a time")
-            while context.slots.free:
+            while context.engine.free:
                 while not pulled and driver.wants:
                     if not reading.readings:
                         recording = next(coming, None)
@@ -288,8 +289,8 @@ def decoding(
                 if not driver.can_fill:
                     break
                 yield from driver.fill()
-            for ended in context.slots.ended(context.engine.step()):
-                yield from driver.answered(ended)
+            for result in context.ended(context.engine.step()):
+                yield from driver.answered(result)
                 yield None
             yield from driver.notes()
             yield None
@@ -298,22 +299,7 @@ def decoding(
         for _ in driver.end_all(None):
             pass
         if in_engine:
-            context.slots.settle()
-
-
-def _streamed(
-    context: DecodingContext, bound: BoundOptions, source: Input
-) -> Generator[Segment | Outcome, None, None]:
-    """The segments of one recording as they become final, in order and numbered, and last its outcome. Words
-    are timed window by window."""
-    timer, numbers = WordTimer(context.whisper, bound.options.task, 1, context.beside), count()
-    recording = Submission(context, source, bound, None, timer=timer)
-    with closing(decoding(context, iter((recording,)))) as events:
-        for event in events:
-            if isinstance(event, Progressed) and (part := recording.next_part()) is not None:
-                yield from (replace(s, id=next(numbers)) for s in part.segments)
-            if isinstance(event, RecordingEnded) and recording.outcome is not None:
-                yield recording.outcome
+            context.settle()
 
 
 class Call:
@@ -337,7 +323,7 @@ class Call:
         timed together. `pool` reads them ahead, and is closed at the end. Errors of a recording are in its
         outcome; what the engine or the hook raises ends the call."""
         context, ended = self.context, list[Submission]()
-        self._stats_before = context.slots.stats if self.hook is not None else Stats()
+        self._stats_before = context.engine.stats if self.hook is not None else Stats()
         with ExitStack() as ends:
             ends.enter_context(nullcontext() if pool is None else pool)
             begin = None
@@ -365,8 +351,8 @@ class Call:
         pool: ReaderPool | None,
         begin: Callable[[], SpeakerSearch] | None,
     ) -> Iterator[Submission]:
-        context, task = self.context, self.bound.options.task
-        timer = WordTimer(context.whisper, task, context.engine.batch, context.beside)
+        context = self.context
+        timer = WordTimer(context, self.bound.options.task, context.engine.batch)
         for source in sources:
             search = None if begin is None else begin()
             recording = Submission(
@@ -415,7 +401,7 @@ class Call:
             seconds(recording.done),
             recording.audio.declared_s,
             tuple(recording.timed_segments(window)),
-            self.context.slots.stats - self._stats_before,
+            self.context.engine.stats - self._stats_before,
             tuple(s for pending in spoken for s in recording.segments(pending)),
             error and error.__cause__,
         )

@@ -12,7 +12,7 @@ from forescribe.speculative.requests import Request, Result
 
 from ..formats.transcript_parts import Segment, Word, seconds
 from ..segment.windows import Window
-from .options import Judgement
+from .guards import Judgement
 from .results import Decoded
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class PendingWindow:
     spoken: int = 0
     segments: tuple[Segment, ...] | None = None
     words: list[tuple[Word, ...]] | None = None
-    fault: Exception | None = None
+    fault: BaseException | None = None
     timing_fault: Exception | None = None
 
     def __lt__(self, other: PendingWindow) -> bool:

@@ -17,8 +17,8 @@ from ..model.tokens import Task
 from ..model.whisper import attending
 from ..words.aligning import Spoken, align
 from ..words.assembly import assemble_words
-from ..words.timing import Beside, TokenTimes, Utterance, token_times
-from .context import apply_each
+from ..words.timing import TokenTimes, Utterance, token_times
+from .context import DecodingContext, apply_each
 from .results import PhaseTimes
 from .text import name_of, texts_of
 from .window import PendingWindow, RecordingState
@@ -29,10 +29,9 @@ class WordTimer:
     """Times the words of decoded windows, which wait here with their encoder states: as soon as there are
     `batch`; None waits for `run`. Where timing fails, a window keeps its text and has no word times."""
 
-    whisper: SpeechModel
+    context: DecodingContext
     task: Task
     batch: int | None
-    beside: Beside
     phases: PhaseTimes | None = None
     waiting: list[PendingWindow] = field(default_factory=list, init=False)
 
@@ -55,7 +54,7 @@ class WordTimer:
             try:
                 if isinstance(times, Exception):
                     raise times
-                pending.words = _words_of(self.whisper, pending, times)
+                pending.words = _words_of(self.context.whisper, pending, times)
                 if pending.window.part:
                     _set_apart(pending)
             except Exception as error:
@@ -64,7 +63,7 @@ class WordTimer:
         for pending in chosen:
             pending.free()
         if self.phases is not None and chosen:
-            self.phases.add("words", began_ns, time.time_ns())
+            self.phases.setdefault("words", []).append((began_ns, time.time_ns()))
 
     def forget(self, recording: RecordingState) -> None:
         """Drop the windows of a recording."""
@@ -75,18 +74,16 @@ class WordTimer:
 
     def _times_of(self, work: Sequence[PendingWindow]) -> list[TokenTimes]:
         """The times of the tokens of windows, aligned with their encoder states."""
-        if not self.whisper.attends:
-            return [_aligned(self.whisper, pending) for pending in work]
-        utterances = []
+        whisper, utterances = self.context.whisper, list[Utterance]()
+        if not whisper.attends:
+            return [_aligned(whisper, pending) for pending in work]
         for pending in work:
-            decoded, states = pending.ended, pending.states
+            language, states = pending.ended.language, pending.states
             assert states is not None
-            prompt, states = self.whisper.prompt(
-                states, decoded.language, self.task, timestamps=False
-            )
-            tokens = _heard_tokens(self.whisper, pending)
+            prompt, states = whisper.prompt(states, language, self.task, timestamps=False)
+            tokens = _heard_tokens(whisper, pending)
             utterances.append(Utterance(states, prompt, tokens, pending.spoken))
-        return token_times(attending(self.whisper, "words"), utterances, self.beside)
+        return token_times(attending(whisper, "words"), utterances, self.context.beside)
 
 
 def _heard_tokens(whisper: SpeechModel, pending: PendingWindow) -> tuple[int, ...]:

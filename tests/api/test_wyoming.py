@@ -246,7 +246,7 @@ def test_clients_that_leave_leave_nothing(address, transcriber, service) -> None
     with connected(address) as client:
         client.speak(NOISE)
         client.answer()
-    until(lambda: transcriber.context.slots.idle)
+    until(lambda: transcriber.context.idle)
 
 
 def test_the_end_of_the_service_waits_for_no_client_that_has_its_answer(live, monkeypatch) -> None:

@@ -3,6 +3,7 @@ are, without the checks of callers' samples; and parts of the bundled samples.""
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 
@@ -28,6 +29,24 @@ def write(
         hiss = rng.standard_normal(RATE * s) * np.linspace(*noise, RATE * s)
         soundfile.write(paths[-1], (tone + hiss).astype(np.float32), RATE, subtype="FLOAT")
     return paths
+
+
+def tone(seconds: float, seed: int = 0) -> np.ndarray:
+    """Samples that a detector of loudness takes for speech."""
+    rng, t = np.random.default_rng(seed), np.arange(round(RATE * seconds))
+    pure = np.sin(t * rng.uniform(0.02, 0.3)) * rng.uniform(0.1, 0.5)
+    return (pure + 0.1 * rng.standard_normal(len(t))).astype(np.float32)
+
+
+def silence(seconds: float) -> np.ndarray:
+    return np.zeros(round(RATE * seconds), np.float32)
+
+
+def wav(samples: np.ndarray) -> bytes:
+    """A file of these samples."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
 
 
 def riff(

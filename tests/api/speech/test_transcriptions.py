@@ -88,7 +88,7 @@ def test_the_words_are_those_of_the_transcriber(service, whisper, transcriber) -
     from forescribe.asr.decode.options import Guards
     from forescribe.asr.decode.transcriber import Transcriber
 
-    alone = Transcriber(whisper, batch=4, gamma=2, detector=transcriber.detector)
+    alone = Transcriber(whisper, batch=4, gamma=2, detector=transcriber.context.detector)
     (outcome,) = alone.transcribe(
         [audio], Options(language="de", guards=Guards(temperatures=(0.5,)))
     )

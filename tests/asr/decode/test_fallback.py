@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forescribe.asr.decode.options import Guards, Judgement
+from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.text import mean_logprob
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.decode.window import PendingWindow
@@ -85,7 +85,7 @@ def failing(window: float, until: float):
 def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcriber:
     """A transcriber whose answers of lower temperatures have NaN for probabilities."""
     made = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
-    slots, ended = made.context.slots, made.context.slots.ended
+    ended = made.context.ended
 
     def broken(results):
         return [
@@ -95,7 +95,7 @@ def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcribe
             for answer in ended(results)
         ]
 
-    monkeypatch.setattr(slots, "ended", broken)
+    monkeypatch.setattr(made.context, "ended", broken)
     return made
 
 

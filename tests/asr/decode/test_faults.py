@@ -7,7 +7,6 @@ beside it are transcribed as if nothing had been, and nothing is left behind.
 from __future__ import annotations
 
 import gc
-import io
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,12 +14,11 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-import soundfile
 
 import forescribe.asr.audio.reading
 from forescribe.asr.decode import outcome, recording, word_timer
 from forescribe.asr.decode.driver import Session
-from forescribe.asr.decode.options import Guards, Judgement
+from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.results import Outcome
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
@@ -33,6 +31,7 @@ from tests.asr.decode.ways import WAYS, Ear, called, in_session, running
 from tests.asr.decode.whole_windows import judged, whole
 from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
+from tests.asr.recordings import wav
 
 RATE = 16_000
 MARK = np.float32(0.4375)
@@ -50,12 +49,6 @@ def tone(seconds: float, seed: int) -> np.ndarray:
     return (0.3 * np.sin(t * rng.uniform(0.02, 0.3)) + 0.05 * rng.standard_normal(len(t))).astype(
         np.float32
     )
-
-
-def wav(samples: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")
-    return file.getvalue()
 
 
 def victim_samples() -> np.ndarray:
@@ -121,7 +114,7 @@ def clean(shared, monkeypatch) -> Iterator[None]:
     monkeypatch.undo()
     (outcome,) = called(shared, [AFTER], Options(language="de"))
     assert outcome.transcript is not None
-    assert shared.engine.idle and shared.context.slots.idle
+    assert shared.engine.idle and shared.context.idle
     assert not shared.engine.rows.active.any()
     gc.collect()
     assert encoded and not any(encoder_states() for encoder_states in encoded)
@@ -158,27 +151,13 @@ def in_decoding_audio(one, patch, error=None):
     )
 
 
-def in_voice_activity(one, patch):
-    real = EnergyDetector.probabilities
-    patch.setattr(
-        EnergyDetector, "probabilities", raises(lambda self, samples: marked(samples), real)
-    )
-
-
-def in_features(one, patch):
-    wrong = Mel(one.whisper.mel, lambda windows: any(map(marked, windows)))
-    patch.setitem(vars(one.whisper), "mels", (wrong,))
-
-
 class Mel:
-    """Features with a fault, that remember which are the marked window's."""
+    """Features that remember which are the marked window's."""
 
-    def __init__(self, real, wrong=lambda windows: False):
-        self.real, self.wrong, self.sums = real, wrong, set()
+    def __init__(self, real):
+        self.real, self.sums = real, set()
 
     def __call__(self, windows):
-        if self.wrong(windows):
-            raise Planted("planted")
         features = self.real(windows)
         self.sums |= {
             float(row.sum()) for row, w in zip(features, windows, strict=True) if marked(w)
@@ -250,14 +229,6 @@ def in_prefill(one, patch):
     )
 
 
-def in_pauses(one, patch):
-    mel = Mel(one.whisper.mel)
-    patch.setitem(vars(one.whisper), "mels", (mel,))
-    real = recording.pauses
-    wrong = raises(lambda features, length: mel.heard(features[None]), real)
-    patch.setattr(recording, "pauses", wrong)
-
-
 def in_building_the_request(one, patch):
     real = recording.window_request
     wrong = raises(lambda context, bound, pending, *_, **__: pending.window.index == SECOND, real)
@@ -283,12 +254,6 @@ def in_a_retry(one, patch):
     real = one.engine.submit
     hot = raises(lambda r: r.tag.window.index == SECOND and r.temperature > 0, real)
     patch.setattr(one.engine, "submit", hot)
-
-
-def in_segments(one, patch):
-    real = recording.segments_of
-    wrong = raises(lambda whisper, decoded: decoded.index == SECOND, real)
-    patch.setattr(recording, "segments_of", wrong)
 
 
 def in_alignment(one, patch):
@@ -321,19 +286,16 @@ def in_figures(one, patch):
     patch.setattr(outcome, "stats", wrong)
 
 
-RECORDING = [in_decoding_audio, in_voice_activity, in_figures]
+RECORDING = [in_decoding_audio, in_figures]
 WINDOW = [
-    in_features,
     in_the_encoder,
     nan_from_the_encoder,
     in_detecting_the_language,
-    in_pauses,
     in_building_the_request,
     in_submitting,
     in_prefill,
     in_guards,
     in_a_retry,
-    in_segments,
 ]
 
 
@@ -469,11 +431,11 @@ def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -
     next(running)
     assert not shared.engine.idle
     running.close()
-    assert shared.engine.idle and shared.context.slots.idle
+    assert shared.engine.idle and shared.context.idle
     for _ in shared.transcribe([BEFORE, VICTIM, AFTER], GUARDED):
         break
     gc.collect()
-    assert shared.engine.idle and shared.context.slots.idle
+    assert shared.engine.idle and shared.context.idle
 
 
 def test_what_settles_takes_no_result_of_others(shared, undisturbed, clean) -> None:
@@ -492,14 +454,14 @@ def test_a_cancelled_recording_releases_what_it_held(shared, undisturbed, clean)
     session, ears = Session(shared.context), [Ear(), Ear()]
     victim = session.submit(VICTIM, GUARDED, ears[0])
     session.submit(AFTER, GUARDED, ears[1])
-    slots, ended = shared.context.slots, shared.context.slots.ended
+    ended = shared.context.ended
 
     def cancelling(results):
-        slots.ended = ended
+        del shared.context.ended
         session.cancel(victim)
         return ended(results)
 
-    slots.ended = cancelling
+    shared.context.ended = cancelling
     with running(session):
         cancelled, other = (ear.outcome() for ear in ears)
     assert cancelled is None and essence(other) == essence(undisturbed[2])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.decode.judge import SURE
-from forescribe.asr.decode.options import Guards, Judgement
+from forescribe.asr.decode.guards import Guards, Judgement
+from forescribe.asr.decode.judge import unsure
 from forescribe.asr.errors import UsageError
 
 GOOD = {"compression_ratio": 1.5, "mean_logprob": -0.3, "no_speech_prob": 0.01}
@@ -66,8 +66,8 @@ DISTANT = {"ratio": 1.0, "mean_logprob": -1.49, "no_speech_prob": 0.18}
     ],
 )
 def test_where_no_voice_was_detected_only_an_answer_that_is_sure_counts(text, tokens, change):
-    assert SURE.doubt("Yeah, cue test.", 5, **DISTANT) is None
-    assert SURE.doubt(text, tokens, **{**DISTANT, **change}) is not None
+    assert unsure("Yeah, cue test.", 5, **DISTANT) is None
+    assert unsure(text, tokens, **{**DISTANT, **change}) is not None
 
 
 def test_a_guard_that_is_off_does_not_judge():

@@ -40,6 +40,7 @@ def test_guards(wrong) -> None:
         {"gamma": 2.5},
         {"gamma": True},
         {"task": "sing"},
+        {"terms": ["Lynde"]},
     ],
     ids=str,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -14,16 +14,20 @@ from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.planned import Group, planned
-from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.decode.results import Decoded
+from forescribe.asr.decode.transcriber import Outcome, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment import cut_plan
 from forescribe.asr.segment.cut_plan import Plan, plan_of, planned_windows
 from forescribe.asr.segment.windows import WindowOptions, WindowSpan
 from forescribe.speculative.device import choose
+from forescribe.speculative.errors import DecodingError
+from forescribe.speculative.requests import Finish, Request, Result
+from tests.asr.decode.ways import Ear, running
 from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
-from tests.asr.recordings import from_array
+from tests.asr.recordings import from_array, wav
 
 RATE = 16_000
 
@@ -36,13 +40,9 @@ def transcriber(tmp_path_factory) -> Transcriber:
 
 
 @pytest.fixture
-def session(transcriber):
-    made = Session(transcriber.context)
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    yield made
-    made.close()
-    thread.join()
+def session(transcriber) -> Iterator[Session]:
+    with running(Session(transcriber.context)) as made:
+        yield made
 
 
 def recording(seconds: float) -> np.ndarray:
@@ -53,40 +53,21 @@ def recording(seconds: float) -> np.ndarray:
     return samples.astype(np.float32)
 
 
-class Waiting:
-    """A listener whose end can be awaited."""
+def run(
+    session: Session, path: str, options: Options, plan: Plan, kept: Sequence[Group] = ()
+) -> tuple[Outcome, dict[int, Group]]:
+    ear, groups = Ear(), dict[int, Group]()
 
-    def __init__(self) -> None:
-        self.done, self.outcome, self.groups = threading.Event(), None, {}
+    def grouped(group: Group) -> None:
+        assert group.k not in groups
+        groups[group.k] = group
 
-    def progressed(self, part) -> None:
-        """Groups say more."""
-
-    def ended(self, outcome) -> None:
-        self.outcome = outcome
-        self.done.set()
-
-    def grouped(self, group: Group) -> None:
-        assert group.k not in self.groups
-        self.groups[group.k] = group
-
-
-def wav(tmp_path, samples) -> str:
-    import soundfile
-
-    path = str(tmp_path / "a.wav")
-    soundfile.write(path, samples, RATE, subtype="FLOAT")
-    return path
-
-
-def run(session, path: str, options: Options, plan: Plan, kept=()):
-    waiting = Waiting()
-    made = planned(
-        session.context, path, options, waiting, plan=plan, kept=kept, grouped=waiting.grouped
+    session.enter(
+        planned(session.context, path, options, ear, plan=plan, kept=kept, grouped=grouped)
     )
-    session.enter(made)
-    assert waiting.done.wait(120) and waiting.outcome.error is None
-    return waiting
+    outcome = ear.outcome()
+    assert outcome is not None and outcome.error is None
+    return outcome, groups
 
 
 def said(outcome) -> dict:
@@ -115,30 +96,39 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
 ) -> None:
     """Also in the audio's own cut, without any plan; and after any group, through JSON."""
     monkeypatch.setattr(cut_plan, "GROUP_SIZE", 2)
-    path = wav(tmp_path, recording(110))
-    options = Options(words=words, guards=Guards(temperatures=(0.0, 0.4)))
+    path = str(tmp_path / "a.wav")
+    (tmp_path / "a.wav").write_bytes(wav(recording(110)))
+    guards = Guards(temperatures=(0.0, 0.4))
+    options = Options(words=words, guards=guards, replacements=(r"/\w/ => x",))
     with open_audio(path) as opened:
-        plan = plan_of(opened.blocks(), transcriber.detector, options.windows)
+        plan = plan_of(opened.blocks(), transcriber.context.detector, options.windows)
     plan = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert len(plan.groups) >= 3 and any(not span.speech for span in plan.spans)
-    whole = run(session, path, options, plan)
-    assert sorted(whole.groups) == list(range(len(plan.groups)))
+    whole, groups = run(session, path, options, plan)
+    assert sorted(groups) == list(range(len(plan.groups)))
+    assert any(window.changes for group in groups.values() for window in group.decoded)
 
-    plain = Waiting()
+    plain = Ear()
     session.submit(path, options, plain)
-    assert plain.done.wait(120)
     if not words:  # timed in other batches
-        assert alike(said(plain.outcome), said(whole.outcome))
+        assert alike(said(plain.outcome()), said(whole))
 
     for count in range(1, len(plan.groups) + 1):
-        kept = [
-            Group.from_dict(json.loads(json.dumps(whole.groups[k].to_dict()))) for k in range(count)
-        ]
+        kept = [Group.from_dict(json.loads(json.dumps(groups[k].to_dict()))) for k in range(count)]
         for group in kept:  # all that is told, but for what a reader saw at once
-            assert group.to_dict() == {**whole.groups[group.k].to_dict(), "segments": []}
-        rest = run(session, path, options, plan, kept)
-        assert sorted(rest.groups) == list(range(count, len(plan.groups)))
-        assert alike(said(rest.outcome), said(whole.outcome))
+            assert group.to_dict() == {**groups[group.k].to_dict(), "segments": []}
+        rest, further = run(session, path, options, plan, kept)
+        assert sorted(further) == list(range(count, len(plan.groups)))
+        assert alike(said(rest), said(whole))
+
+
+@pytest.mark.failing_drafts
+def test_a_group_tells_that_drafts_have_failed() -> None:
+    fault = DecodingError("drafting", RuntimeError("planted"))
+    result = Result(Request((0,)), (), (), (), Finish.STOP, 0, 0, 0, draft_error=fault)
+    group = Group((Decoded(0, 0, RATE, "en", result, ()),), (None,), "en", 1.0)
+    kept = Group.from_dict(json.loads(json.dumps(group.to_dict())))
+    assert str(kept.decoded[0].result.draft_error) == str(fault)
 
 
 @given(

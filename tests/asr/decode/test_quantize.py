@@ -11,6 +11,7 @@ import pytest
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.audit import Float32, _float32, audit
+from forescribe.asr.decode.outcome import settings_of
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import ModelError
 from forescribe.speculative import choose, model_engines
@@ -91,7 +92,8 @@ def test_windows_that_begin_elsewhere_count_as_different():
 @pytest.mark.native
 def test_the_record_of_a_result_says_so(made):
     for quantize, draft in (("none", "int8"), ("int8", "float32")):
-        assert made(quantize, draft).settings(Options())["quantize"] == quantize
+        context = made(quantize, draft).context
+        assert settings_of(context, Options())["quantize"] == quantize
 
 
 @pytest.mark.parametrize(

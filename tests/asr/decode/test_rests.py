@@ -3,25 +3,22 @@ is told."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
-from itertools import cycle, pairwise
+from itertools import count, cycle, pairwise
 
 import jiwer
 import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import judge
-from forescribe.asr.decode.context import Ended, IsolatedEngine
+from forescribe.asr.decode.context import DecodingContext
 from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.judge import (
     LAST_WORD,
@@ -38,7 +35,6 @@ from forescribe.asr.decode.results import Decoded
 from forescribe.asr.decode.text import Stretch, written
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.speech_model import EncoderStates
-from forescribe.asr.model.tokens import SpecialTokens
 from forescribe.asr.segment.windows import Window
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result
@@ -103,17 +99,13 @@ def answers(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Result], Result], only: int | None = None
 ) -> None:
     """Have the engine's answers changed; `only` the first ones."""
-    original, left = IsolatedEngine.ended, [only]
+    original, turns = DecodingContext.ended, count()
 
-    def changed(self: IsolatedEngine, results: Iterable[Result]) -> list[Ended]:
+    def changed(self: DecodingContext, results: Iterable[Result]) -> list[Result]:
         ended = original(self, results)
-        for i, each in enumerate(ended):
-            if isinstance(each, Result) and (left[0] is None or left[0] > 0):
-                ended[i] = change(each)
-                left[0] = None if left[0] is None else left[0] - 1
-        return ended
+        return [change(each) if only is None or next(turns) < only else each for each in ended]
 
-    monkeypatch.setattr(IsolatedEngine, "ended", changed)
+    monkeypatch.setattr(DecodingContext, "ended", changed)
 
 
 def with_tokens(result: Result, tokens: tuple[int, ...]) -> Result:
@@ -189,9 +181,7 @@ def test_a_part_is_what_its_samples_are_alone(demo, memo, closed) -> None:
     plain = Transcriber(demo.whisper, batch=1, gamma=0)
     alone = replace(ENGLISH, vad=False, keep_encoder_states=True)
     for part in parts:
-        held = io.BytesIO()
-        soundfile.write(held, samples[part.start : ends[part.index]], 16_000, "FLOAT", format="WAV")
-        (found,) = plain.transcribe([held.getvalue()], alone)
+        (found,) = plain.transcribe([(samples[part.start : ends[part.index]], RATE)], alone)
         expected = found.decoded[0].result.tokens
         left = cut_short(demo, expected) or len(expected)
         assert part.result.tokens[:left] == expected[:left]
@@ -244,24 +234,6 @@ def test_a_part_that_its_text_misleads_is_decoded_without_it(
     expected = closed("early", conditioned=False).transcript
     assert len(parts) >= 2
     assert (outcome.transcript.text == expected.text) == (repeats or logprob < -1)
-
-
-SPECIAL = SpecialTokens(
-    start=101,
-    end=100,
-    no_timestamps=110,
-    no_speech=109,
-    languages={"en": 102},
-    tasks={"transcribe": 104, "translate": 103},
-    previous=108,
-)
-
-
-@given(st.lists(st.integers(0, 99) | st.integers(111, 1600), min_size=1, max_size=24))
-def test_previous_text_writes_a_closing_pair_once(tokens):
-    before = previous_text(tokens, SPECIAL)
-    closing = len(tokens) > 2 and all(t >= SPECIAL.timestamp_begin for t in tokens[-2:])
-    assert before == tuple(tokens[:-1] if closing else tokens)
 
 
 def test_a_session_goes_on_as_a_call_does(demo, memo, monkeypatch, closed) -> None:
@@ -460,21 +432,9 @@ def _stuck(demo, memo, monkeypatch, texts, *, timestamps=True):
 
     answers(monkeypatch, one_word)
     options = replace(ENGLISH, timestamps=timestamps, keep_encoder_states=True)
-    held = io.BytesIO()
-    soundfile.write(held, read_audio(memo)[: 20 * 16_000], 16_000, format="FLAC")
-    (outcome,) = demo.transcribe([held.getvalue()], options)
+    (outcome,) = demo.transcribe([(read_audio(memo)[: 20 * RATE], RATE)], options)
     first = outcome.decoded[0].index
     return outcome.transcript, [d for d in outcome.decoded if d.index == first]
-
-
-def test_voice_behind_the_last_segment_is_counted() -> None:
-    voiced = ((0, 4 * LEAST), (5 * LEAST, 5 * LEAST + LEAST // 2), (6 * LEAST, 9 * LEAST))
-    of = partial(wordless_of, 0, 10 * LEAST)
-    two = [Stretch(LEAST, 2 * LEAST, (1,)), Stretch(5 * LEAST, 8 * LEAST, (1,))]
-    assert of(voiced, two) == (((8 * LEAST, 9 * LEAST),), 8 * LEAST)
-    assert of(voiced, [Stretch(0, 9 * LEAST - LEAST // 2, (1,))]) == ((), None)
-    assert of(voiced, []) == (voiced, 0)
-    assert of(None, []) == ((), None)
 
 
 def test_voice_between_segments_is_counted_where_it_is_more_than_a_word_lasts() -> None:

@@ -11,23 +11,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
-import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.decode import word_timer
-from forescribe.asr.decode.driver import Driver, Note, ReadAhead, Session
-from forescribe.asr.decode.recording import RecordingEnded, Submission
-from forescribe.asr.decode.requests import bind
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.results import Progress
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.formats.transcript_parts import Segment
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.vocabulary import bytes_of
 from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import BrokenError
@@ -35,6 +30,7 @@ from tests.asr.decode.ways import SOON, WAYS, Ear, called, in_session, running
 from tests.asr.decode.whole_windows import whole
 from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
+from tests.asr.recordings import silence, tone, wav
 
 RATE = 16_000
 GERMAN = Options(language="de")
@@ -53,19 +49,7 @@ def transcriber(whisper: Whisper, batch: int = 3) -> Transcriber:
 
 
 def sound(seconds: float, seed: int = 0) -> bytes:
-    """A recording: windows of tone between pauses, so that it is cut where it is silent."""
-    rng, t = np.random.default_rng(seed), np.arange(round(RATE * seconds))
-    tone = np.sin(t * rng.uniform(0.02, 0.3)) * rng.uniform(0.1, 0.5)
-    file = io.BytesIO()
-    noise = 0.1 * rng.standard_normal(len(t))
-    soundfile.write(file, (tone + noise).astype(np.float32), RATE, format="WAV", subtype="FLOAT")
-    return file.getvalue()
-
-
-def silence(seconds: float) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, np.zeros(round(RATE * seconds), np.float32), RATE, format="WAV")
-    return file.getvalue()
+    return wav(tone(seconds, seed))
 
 
 def written(outcome: Outcome | None) -> list[Segment]:
@@ -129,12 +113,22 @@ def test_what_a_recording_has_made_is_freed_with_its_outcome(
 
 
 def test_recordings_together_are_what_each_is_alone(whisper, alone) -> None:
-    sources = [sound(2, 1), sound(45, 2), silence(20), sound(7, 3), sound(33, 4)]
-    outcomes = in_session(transcriber(whisper), sources, GERMAN)
-    for source, outcome in zip(sources, outcomes, strict=True):
+    """Submitted from any thread."""
+    sources = [sound(2, 1), sound(45, 2), wav(silence(20)), sound(7, 3), sound(33, 4)]
+    ears = [Ear() for _ in sources]
+    with running(Session(transcriber(whisper).context)) as session:
+        with pytest.raises(UsageError):
+            session.submit(sound(1), Options(language="tlh"), Ear())
+        for source, ear in zip(sources, ears, strict=True):
+            threading.Thread(target=session.submit, args=(source, GERMAN, ear)).start()
+        outcomes = [ear.outcome() for ear in ears]
+        drained(session)
+    for source, ear, outcome in zip(sources, ears, outcomes, strict=True):
         expected = alone(source)
         assert written(outcome) == written(expected)
         assert outcome.transcript.coverage == expected.transcript.coverage
+        assert "".join(part.text for part in ear.parts).strip() == outcome.transcript.text
+        assert [d.index for d in outcome.decoded] == sorted(d.index for d in outcome.decoded)
 
 
 @pytest.mark.parametrize(("way", "batches"), [(called, [2, 1]), (in_session, [1, 2])])
@@ -216,22 +210,6 @@ def test_sources_are_pulled_as_rows_become_free(whisper) -> None:
 # In a session
 
 
-def test_submissions_may_come_from_any_thread(whisper) -> None:
-    sources, ears = [sound(2, 1), silence(20), sound(33, 4)], [Ear() for _ in range(3)]
-    with running(Session(transcriber(whisper).context)) as session:
-        threads = [
-            threading.Thread(target=session.submit, args=(source, GERMAN, ear))
-            for source, ear in zip(sources, ears, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        outcomes = [ear.outcome() for ear in ears]
-        drained(session)
-    for ear, outcome in zip(ears, outcomes, strict=True):
-        assert "".join(part.text for part in ear.parts).strip() == outcome.transcript.text
-        assert [d.index for d in outcome.decoded] == sorted(d.index for d in outcome.decoded)
-
-
 def test_what_is_said_on_the_way_is_in_order_and_has_the_tokens_of_its_text(whisper) -> None:
     ear = Ear()
     with running(Session(transcriber(whisper).context)) as session:
@@ -287,36 +265,6 @@ def test_a_long_recording_is_due_again_after_as_long_as_it_has_run(whisper) -> N
     assert [ready.due_s for ready in turns] == sorted(ready.due_s for ready in turns)
 
 
-def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper) -> None:
-    made = transcriber(whisper, batch=2)
-    reading = ReadAhead(limit=4)
-    driver = Driver(made.context, reading, behind=False)
-    long, short = (
-        Submission(made.context, sound(s, 15), bind(GERMAN, made.context), Ear()) for s in (200, 2)
-    )
-    driver.add(long)
-    for _ in range(4):
-        reading.read_window()
-    while driver.can_fill:
-        assert not list(driver.fill())
-    assert not made.context.slots.ended(made.engine.step()) and len(long.in_engine) == 2 + len(
-        driver.encoded
-    )
-    driver.add(short)
-    reading.note(Note(long))
-    (ended,) = driver.notes()
-    assert isinstance(ended, RecordingEnded) and ended.recording is long and long.outcome is None
-    assert not long.in_engine and not made.engine.rows.active.any()
-    reading.read_window()
-    while driver.live:
-        for _ in (*driver.notes(), *driver.fill()):
-            pass
-        for answer in made.context.slots.ended(made.engine.step()):
-            for _ in driver.answered(answer):
-                pass
-    assert short.outcome is not None and short.outcome.transcript is not None
-
-
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
 def test_silence_is_not_read_on_after_the_end(whisper, how) -> None:
     """An hour of it makes no window: a reader would be held until the end of the file."""
@@ -328,7 +276,7 @@ def test_silence_is_not_read_on_after_the_end(whisper, how) -> None:
         assert go.wait(SOON)
 
     with running(Session(transcriber(whisper).context)) as session:
-        submission = session.submit(silence(3600), GERMAN, ear, tap=tap)
+        submission = session.submit(wav(silence(3600)), GERMAN, ear, tap=tap)
         assert begun.wait(SOON)
         session.cancel(submission) if how == "cancelled" else session.close()
         end_s = time.monotonic() + SOON
@@ -376,16 +324,6 @@ def test_a_source_is_left_alone_once_its_end_was_told(whisper) -> None:
             assert (outcome is None) == bool(seed % 2)
             assert file.late == 0
         drained(session)
-
-
-def test_a_recording_is_called_by_the_name_of_its_upload(whisper) -> None:
-    bad = Ear()
-    with running(Session(transcriber(whisper).context)) as session:
-        session.submit(b"no audio at all", GERMAN, bad, name="upload")
-        failed = bad.outcome()
-        drained(session)
-    assert failed is not None and failed.error is not None
-    assert failed.error.code == "invalid_audio" and failed.error.message.startswith("upload: ")
 
 
 def test_a_fault_of_the_model_ends_what_is_under_way_and_nothing_later(
@@ -452,18 +390,6 @@ def test_what_is_under_way_when_a_session_closes_is_told_so(whisper) -> None:
     drained(session)
     with pytest.raises(CapacityError):
         session.submit(sound(1), GERMAN, Ear())
-
-
-def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper) -> None:
-    session = Session(transcriber(whisper).context)
-    with pytest.raises(UsageError):
-        session.submit(sound(1), Options(language="tlh"), Ear())
-    drained(session)
-
-
-def test_tokens_are_their_bytes() -> None:
-    assert bytes_of("Ġa") == b" a"
-    assert bytes_of("Ã") == b"\xc3"
 
 
 def test_a_round_stands_as_long_as_it_takes_and_not_longer(whisper):

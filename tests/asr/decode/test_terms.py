@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from forescribe.asr.decode.context import DecodingContext
 from forescribe.asr.decode.options import Guards
-from forescribe.asr.decode.planned import Group
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import Transcript
@@ -61,45 +59,40 @@ def without(plain) -> Transcript:
     return made(plain, replace(OPTIONS, terms=()))
 
 
+def told(transcript: Transcript) -> list[tuple[str, str]]:
+    """What was heard and what is written, each where the correction says."""
+    found = []
+    for segment in transcript.segments:
+        for own in segment.corrections:
+            assert segment.text[own.at :].startswith(own.written)
+            found.append((own.heard, own.written))
+    return found
+
+
 @pytest.mark.parametrize(
     ("lines", "terms", "corrections"),
     [
         # The last word is gone when an expression matches.
         (("listening =>", "/October/ => Oktober"), (), {("listening", ""), ("October", "Oktober")}),
         (("/(?i)porter/ => Portier",), ("Hellen Porter",), {("Helen Porter", "Hellen Portier")}),
+        # From what was heard to what is written at last, not from what only the term has written.
+        (
+            ("hellen => Ms", "porter => Portier"),
+            TERMS,
+            {("Tuesday", "Tewsday"), ("Helen Porter", "Ms Portier")},
+        ),
         ((), ("Denver. *9", "tHis *9"), set()),
     ],
 )
 def test_changes_behind_each_other_are_told(plain, lines, terms, corrections) -> None:
-    options = replace(OPTIONS, terms=terms, replacements=lines)
-    transcript = made(plain, options)
-    own = [(c.heard, c.written) for s in transcript.segments for c in s.corrections]
-    assert set(own) >= corrections and ".." not in transcript.text and "THis" not in transcript.text
-    for segment in transcript.segments:
-        for c in segment.corrections:
-            assert segment.text[c.at :].startswith(c.written)
+    transcript = made(plain, replace(OPTIONS, terms=terms, replacements=lines))
+    assert set(told(transcript)) >= corrections and "Hellen" not in dict(told(transcript))
+    assert ".." not in transcript.text and "THis" not in transcript.text
 
 
-def test_a_group_that_was_kept_tells_its_changes(plain) -> None:
-    (outcome,) = plain.transcribe([MEMO], replace(OPTIONS, words=False, keep_encoder_states=True))
-    decoded = tuple(replace(window, encoder_states=None) for window in outcome.decoded)
-    group = Group(decoded, (None,) * len(decoded), "en", None)
-    kept = Group.from_dict(json.loads(json.dumps(group.to_dict())))
-    assert [window.changes for window in kept.decoded] == [window.changes for window in decoded]
-    assert any(change.first for window in kept.decoded for change in window.changes)
-
-
-def told(transcript: Transcript) -> list[tuple[str, str]]:
-    """What was heard and what is written, each where the correction says."""
-    found = []
-    for segment in transcript.segments:
-        for own in segment.corrections:
-            assert segment.text[own.at :].startswith(own.written) and own.source == "terms"
-            found.append((own.heard, own.written))
-    return found
-
-
-def test_terms_are_written_where_they_are_heard_and_nothing_else_changes(written, without) -> None:
+def test_terms_are_written_where_they_are_heard_and_nothing_else_changes(
+    written, without, tmp_path
+) -> None:
     changes = told(written)
     # The others are alike too, and the model is sure of what it has written.
     assert changes == [("Tuesday", "Tewsday"), ("Helen Porter", "Hellen Porter")]
@@ -109,6 +102,9 @@ def test_terms_are_written_where_they_are_heard_and_nothing_else_changes(written
     assert restored == without.text and told(without) == []
     assert "".join(word.text for word in written.words).strip() == written.text
     assert written.settings["terms"] == len(TERMS)
+    assert {c.source for s in written.segments for c in s.corrections} == {"terms"}
+    written.save(tmp_path / "memo.json")
+    assert told(Transcript.load(tmp_path / "memo.json")) == changes
 
 
 @pytest.mark.parametrize(
@@ -154,15 +150,10 @@ def test_no_term_is_written_into_noise_or_silence(plain) -> None:
         assert told(made(plain, replace(OPTIONS, vad=False), source)) == []
 
 
-def test_a_transcript_with_corrections_is_read_back(written, tmp_path) -> None:
-    written.save(tmp_path / "memo.json")
-    assert told(Transcript.load(tmp_path / "memo.json")) == told(written)
-
-
 def test_replacements_keep_times_and_are_told(plain) -> None:
     before = made(plain, replace(OPTIONS, terms=("Hellen Porter",)), SHORT)
     after = made(plain, replace(OPTIONS, terms=(), replacements=REPLACEMENTS), SHORT)
-    said = {own.heard: own.written for s in after.segments for own in s.corrections}
+    said = dict(told(after))
     assert said["Helen Porter"] == "Elena Portier" and said["new plant"] == ""
     assert said["September 14"] == "14 September"
     assert "the manager, Elena Portier." in after.text and "on 14 September" in after.text
@@ -171,32 +162,7 @@ def test_replacements_keep_times_and_are_told(plain) -> None:
     assert abs(name.start - old.start) < 0.3
     assert [notice.code for notice in after.warnings] == ["slow_replacements"]
     assert "".join(word.text for word in after.words).strip() == after.text
-    for segment in after.segments:
-        for own in segment.corrections:
-            assert segment.text[own.at :].startswith(own.written)
-            assert own.source == "replacements"
-
-
-def test_what_terms_have_written_can_be_replaced(plain) -> None:
-    options = replace(OPTIONS, replacements=("hellen porter => Ms Porter", "memo => note"))
-    after = made(plain, options)
-    told_there = [(c.heard, c.written, c.source) for s in after.segments for c in s.corrections]
-    assert told_there == [
-        ("memo", "note", "replacements"),
-        ("Tuesday", "Tewsday", "terms"),
-        ("Helen Porter", "Ms Porter", "replacements"),
-    ]
-    for segment in after.segments:
-        for own in segment.corrections:
-            assert segment.text[own.at :].startswith(own.written)
-
-
-def test_a_term_that_is_replaced_in_part_is_told_whole(plain) -> None:
-    """From what was heard to what is written at last, not from what only the term has written."""
-    after = made(plain, replace(OPTIONS, replacements=("hellen => Ms", "porter => Portier")))
-    changes = [(c.heard, c.written) for s in after.segments for c in s.corrections]
-    assert ("Helen Porter", "Ms Portier") in changes and len(changes) == 2
-    assert "Hellen" not in str([c.heard for s in after.segments for c in s.corrections])
+    assert {c.source for s in after.segments for c in s.corrections} == {"replacements"}
 
 
 def test_the_end_of_a_sentence_stays_when_its_last_word_goes(plain, without) -> None:
@@ -229,8 +195,3 @@ def test_words_have_the_times_of_what_was_heard(plain, without) -> None:
 def test_a_term_that_is_a_special_token_is_refused(plain) -> None:
     with pytest.raises(UsageError, match="special token"):
         plain.transcribe([MEMO], Options(terms=("x <|endoftext|>",)))
-
-
-def test_terms_that_are_no_tuple_are_refused() -> None:
-    with pytest.raises(UsageError, match="give a tuple"):
-        Options(terms=["Lynde"])

@@ -14,7 +14,8 @@ from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.decode import recording, text
 from forescribe.asr.decode import transcriber as transcriber_module
-from forescribe.asr.decode.options import Guards, Judgement
+from forescribe.asr.decode.guards import Guards, Judgement
+from forescribe.asr.decode.outcome import settings_of
 from forescribe.asr.decode.requests import DOUBTFUL
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
 from forescribe.asr.errors import AudioError, CapacityError, UsageError
@@ -28,6 +29,7 @@ from forescribe.speculative.device import choose
 from tests.asr.decode.whole_windows import judged, whole
 from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
+from tests.asr.recordings import silence, tone, wav
 
 RATE = 16_000
 GERMAN = Options(language="de")
@@ -59,28 +61,18 @@ def shared(whisper) -> Transcriber:
     return transcriber(whisper)
 
 
-def sound(seconds: float, seed: int = 0) -> np.ndarray:
-    rng, t = np.random.default_rng(seed), np.arange(round(RATE * seconds))
-    tone = np.sin(t * rng.uniform(0.02, 0.3)) * rng.uniform(0.1, 0.5)
-    return (tone + 0.1 * rng.standard_normal(len(t))).astype(np.float32)
-
-
-def silence(seconds: float) -> np.ndarray:
-    return np.zeros(round(RATE * seconds), np.float32)
-
-
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory) -> list[str]:
     root, paths = tmp_path_factory.mktemp("recordings"), []
     for name, samples in {
-        "short": sound(2, 1),
-        "long": sound(40, 2),
-        "pause": np.concatenate([silence(5), sound(6, 3), silence(12), sound(3, 4)]),
+        "short": tone(2, 1),
+        "long": tone(40, 2),
+        "pause": np.concatenate([silence(5), tone(6, 3), silence(12), tone(3, 4)]),
         "silent": silence(40),
-        "other": sound(7, 5),
+        "other": tone(7, 5),
     }.items():
         paths.append(str(root / f"{name}.wav"))
-        soundfile.write(paths[-1], samples, RATE, subtype="FLOAT")
+        (root / f"{name}.wav").write_bytes(wav(samples))
     return paths
 
 
@@ -136,14 +128,6 @@ def test_copies_share_the_engine_whatever_its_size(whisper, recordings, alone) -
     assert one.stats().rounds == before.rounds > 0
     (outcome,) = three.transcribe(recordings[1:2], GERMAN)
     assert essence(outcome) == alone[recordings[1]] and one.stats().rounds > before.rounds
-
-
-def test_a_recording_can_come_as_bytes(shared, recordings, alone) -> None:
-    with open(recordings[0], "rb") as file:
-        data = file.read()
-    (outcome,) = shared.transcribe([data], GERMAN)
-    assert essence(outcome) == alone[recordings[0]]
-    assert outcome.name == "<bytes>"
 
 
 def test_one_recording_is_no_list(shared, tmp_path) -> None:
@@ -205,9 +189,6 @@ def test_a_failing_recording_takes_no_other_with_it(shared, recordings, alone, t
     assert all(outcomes[path].transcript is None for path in bad)
 
 
-# A call that is broken off
-
-
 # Languages
 
 
@@ -224,30 +205,14 @@ def hears(monkeypatch, *languages: tuple[str, float]) -> None:
 @pytest.fixture
 def three_windows(tmp_path, monkeypatch) -> str:
     whole(monkeypatch)
-    soundfile.write(tmp_path / "a.wav", sound(80, 7), RATE)
+    soundfile.write(tmp_path / "a.wav", tone(80, 7), RATE)
     return str(tmp_path / "a.wav")
-
-
-def test_a_window_leaves_its_recordings_language_only_with_confidence(
-    shared, three_windows, monkeypatch
-) -> None:
-    hears(monkeypatch, ("de", 0.5), ("fr", 0.85), ("en", 0.95))
-    options = Options(vad=False, keep_encoder_states=True)
-    (outcome,) = shared.transcribe([three_windows], options)
-    assert [d.language for d in outcome.decoded] == ["de", "de", "en"]
-    made = outcome.transcript
-    assert made is not None and (made.language, made.language_probability) == ("de", 0.5)
-    (notice,) = made.warnings
-    assert notice.code == "mixed_languages" and "en" in notice.message
-    tokens = shared.whisper.tokens
-    for decoded in outcome.decoded:
-        expected = tokens.prompt(decoded.language, "transcribe", timestamps=True)
-        assert decoded.result.request.prompt == expected
 
 
 @pytest.mark.parametrize(
     ("verdicts", "written", "language"),
     [
+        ([("de", 0.5), ("fr", 0.85), ("en", 0.95)], ["de", "de", "en"], ("de", 0.5)),
         ([("de", 0.2), ("fr", 0.6), ("fr", 0.7)], ["de", "fr", "fr"], ("fr", 0.6)),
         ([("de", 0.2), ("fr", 0.1), ("fr", 0.3)], ["de", "de", "fr"], ("fr", 0.3)),
         ([("de", 0.2), ("fr", 0.6), ("en", 0.8)], ["de", "fr", "fr"], ("fr", 0.6)),
@@ -257,14 +222,20 @@ def test_a_window_leaves_its_recordings_language_only_with_confidence(
 def test_a_doubtful_language_gives_way_to_a_more_probable_one(
     shared, three_windows, monkeypatch, verdicts, written, language
 ) -> None:
+    """A window leaves any other only with confidence."""
     hears(monkeypatch, *verdicts)
     options = Options(vad=False, keep_encoder_states=True)
     (outcome,) = shared.transcribe([three_windows], options)
     assert [d.language for d in outcome.decoded] == written
     made = outcome.transcript
     assert made is not None and (made.language, made.language_probability) == language
-    mixed = [w.code for w in made.warnings if w.code == "mixed_languages"]
+    mixed = [w.message for w in made.warnings if w.code == "mixed_languages"]
     assert len(mixed) == (len(set(written)) > 1)
+    assert all(other in mixed[0] for other in set(written) - {made.language})
+    tokens = shared.whisper.tokens
+    for decoded in outcome.decoded:
+        expected = tokens.prompt(decoded.language, "transcribe", timestamps=True)
+        assert decoded.result.request.prompt == expected
 
 
 def test_a_doubtful_language_is_told(shared, three_windows, monkeypatch) -> None:
@@ -516,14 +487,6 @@ def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows)
     assert all(segment.doubt is None for segment in calm.transcript.segments)
 
 
-def test_settings_claim_only_what_was_done(shared, recordings) -> None:
-    for vad in (True, False):
-        told = shared.settings(Options(language="de", vad=vad))
-        assert told["vad"] is (told["windows"] is not None) is vad
-    assert shared.settings(Options(guards=Guards()))["guards"]["temperatures"][0] == 0.0
-    assert shared.settings(Options())["guards"] is None
-
-
 def test_segments_last_from_their_first_to_their_last_word(shared, recordings) -> None:
     (plain,) = shared.transcribe([recordings[1]], GERMAN)
     (timed,) = shared.transcribe([recordings[1]], replace(GERMAN, words=True))
@@ -540,21 +503,6 @@ def test_segments_last_from_their_first_to_their_last_word(shared, recordings) -
         assert render(timed.transcript)
 
 
-def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
-    whole(monkeypatch)
-    one, held = transcriber(whisper), []
-    real = recording.decoded_of
-
-    def spy(*arguments, **named):
-        held.append(real(*arguments, **named))
-        return held[-1]
-
-    monkeypatch.setattr(recording, "decoded_of", spy)
-    list(one.transcribe(recordings[:2], GERMAN))
-    assert len(held) == 3
-    assert all(d.encoder_states is None and d.result.request.encoder_states is None for d in held)
-
-
 def test_a_transcript_explains_itself_in_json(shared, recordings, monkeypatch) -> None:
     whole(monkeypatch)
     (outcome,) = shared.transcribe(recordings[1:2], GERMAN)
@@ -563,6 +511,10 @@ def test_a_transcript_explains_itself_in_json(shared, recordings, monkeypatch) -
     settings, stats = data["settings"], data["stats"]
     assert (settings["model"], settings["draft"]) == ("target", "draft")
     assert (settings["gamma"], settings["batch_size"], settings["device"]) == (3, 4, "cpu")
-    assert settings["versions"]["torch"]
+    assert settings["versions"]["torch"] and settings["guards"] is None
+    assert settings["vad"] is True and settings["windows"] is not None
+    told = settings_of(shared.context, Options(vad=False, guards=Guards()))
+    assert told["vad"] is False and told["windows"] is None
+    assert told["guards"]["temperatures"][0] == 0.0
     assert stats["acceptance_rate"] == stats["accepted"] / stats["drafted"]
     assert stats["windows"] == 2 and outcome.wall_s > 0

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from forescribe.asr.decode.context import IsolatedEngine, NotFinite, encode_windows
+from forescribe.asr.decode.context import DecodingContext, encode_windows
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.words.timing import Utterance, token_times
 from forescribe.speculative import choose
 from forescribe.speculative.device import Device, SideStream
+from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.model_engines import ModelEngine
 from tests.asr.model import folders
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
@@ -133,13 +134,13 @@ class Encoder:
 
 
 def encode(
-    cuda: FakeCuda, weight: Tensor, slots: IsolatedEngine, windows: list[Tensor]
+    cuda: FakeCuda, weight: Tensor, decoding: DecodingContext, windows: list[Tensor]
 ) -> tuple[Encoder, list[Any]]:
     whisper, side = Encoder(cuda, weight), SideStream(CUDA)
     context: Any = SimpleNamespace(
         whisper=whisper,
         side=side,
-        beside=partial(side.run, meanwhile=slots.advance),
+        beside=partial(side.run, meanwhile=decoding.advance),
         expect=lambda features, spent_s: None,
     )
     wrapped: Any = [SimpleNamespace(samples=samples, features=None) for samples in windows]
@@ -149,20 +150,26 @@ def encode(
         )
 
 
+def beside(engine: Engine) -> DecodingContext:
+    """The context of an engine, without a speech model."""
+    whisper: Any = SimpleNamespace(device=engine.device)
+    return DecodingContext(whisper, engine)
+
+
 def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tensor) -> None:
     work = [r for r in tiny_requests(12, seed=2) if not r.ranks]
     expected = {r.request.tag: r.tokens for r in tiny_engine(None, 3).run(work)}
     engine = tiny_engine(CUDA, 3)
-    slots, found = IsolatedEngine(engine), {}
+    decoding, found = beside(engine), {}
     with running(cuda, engine):
         for request in work:
-            slots.submit(request)
-        slots.advance()
+            engine.submit(request)
+        decoding.advance()
         rounds = engine._texts.table.counts.rounds
-        whisper, encoded = encode(cuda, weight, slots, [torch.ones(4), torch.full((4,), 2.0)])
+        whisper, encoded = encode(cuda, weight, decoding, [torch.ones(4), torch.full((4,), 2.0)])
         assert engine._texts.table.counts.rounds > rounds  # while the encoder ran
-        while not slots.idle:
-            found |= {e.request.tag: e.tokens for e in slots.ended(engine.step())}
+        while not decoding.idle:
+            found |= {result.request.tag: result.tokens for result in decoding.ended(engine.step())}
         (encoded[0].encoder_states.target + encoded[1].features).add(1)
     assert found == expected and not engine.faults
     assert cuda.default not in whisper.streams and len(set(whisper.streams)) == 1
@@ -171,11 +178,11 @@ def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tens
 
 
 def test_a_window_that_is_not_finite_fails_alone(cuda: FakeCuda, weight: Tensor) -> None:
-    slots = IsolatedEngine(tiny_engine(CUDA, 3))
+    decoding = beside(tiny_engine(CUDA, 3))
     with cuda:
-        _, encoded = encode(cuda, weight, slots, [torch.ones(4), torch.full((4,), -1.0)])
-    assert encoded[0].language == ("en", 0.5) and isinstance(encoded[1], NotFinite)
+        _, encoded = encode(cuda, weight, decoding, [torch.ones(4), torch.full((4,), -1.0)])
+    assert encoded[0].language == ("en", 0.5) and isinstance(encoded[1], ArithmeticError)
 
 
 def test_nothing_is_run_for_an_idle_engine() -> None:
-    assert IsolatedEngine(tiny_engine(None, 3)).advance() is False
+    assert beside(tiny_engine(None, 3)).advance() is False
