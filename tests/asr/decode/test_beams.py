@@ -16,6 +16,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative.requests import Beams
 from tests.asr.recordings import cut
+from tests.real import TINY, model, voice
 from tests.speculative.plain_beams import searched_plainly
 
 from .ways import WAYS, called
@@ -72,6 +73,17 @@ def test_every_window_has_the_text_of_its_beams(way, one) -> None:
     assert [window.result.tokens for window in windows] == KNOWN
     assert all(window.result.request.beams == beams for window in windows)
     assert one.context.idle and one.engine.free == 2
+
+
+@pytest.mark.nightly  # CI searches the bundled model
+@pytest.mark.weights
+def test_published_weights_have_the_text_of_their_beams() -> None:
+    options = Options(language="en", beam_size=DOUBTFUL_BEAMS, keep_encoder_states=True)
+    folder, path = str(model(TINY)), str(voice("jfk"))
+    (outcome,) = called(Transcriber.load(folder, "none", device="cpu"), [path], options)
+    plain = Transcriber.load(folder, "none", device="cpu", engine="modules", modules=True)
+    for decoded in outcome.decoded:
+        assert decoded.result.tokens == searched(plain, decoded)
 
 
 def test_doubtful_windows_alone_are_searched(one, monkeypatch) -> None:

@@ -21,7 +21,7 @@ from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.speculative.requests import Result
 from tests.asr.decode.test_rests import answers, with_tokens
-from tests.real import BASE, READ, TINY, errors, model, normal, voice
+from tests.real import BASE, READ, TINY, VOICES, errors, model, normal, voice
 
 pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("encoded_once")]
 
@@ -91,6 +91,18 @@ def test_each_clip_is_in_its_language(base) -> None:
     assert found == {"french": "fr", "chinese": "zh", "english": "en"}
 
 
+def first_segments(monkeypatch, special) -> None:
+    """Answers end behind their first segment: the next part reads it."""
+
+    def first_segment(result: Result) -> Result:
+        stamps = [i for i, t in enumerate(result.tokens) if t >= special.timestamp_begin]
+        if len(stamps) < 3 or result.request.tag.window.part:
+            return result
+        return with_tokens(result, (*result.tokens[: stamps[1] + 1], special.end))
+
+    answers(monkeypatch, first_segment)
+
+
 @pytest.mark.parametrize(
     ("name", "named", "heard"),
     [
@@ -102,15 +114,7 @@ def test_parts_hear_their_own_language_behind_text_of_another(
     base, monkeypatch, name, named, heard
 ) -> None:
     """They are decoded in the language that was named, and listen for others all the same."""
-    special = base.whisper.tokens
-
-    def first_segment(result: Result) -> Result:
-        stamps = [i for i, t in enumerate(result.tokens) if t >= special.timestamp_begin]
-        if len(stamps) < 3 or result.request.tag.window.part:
-            return result
-        return with_tokens(result, (*result.tokens[: stamps[1] + 1], special.end))
-
-    answers(monkeypatch, first_segment)
+    first_segments(monkeypatch, base.whisper.tokens)
     samples = read_audio(str(voice(name)))
     if name == "french":  # short
         samples = np.concatenate([np.append(samples, [0] * 8000)] * 4).astype(np.float32)
@@ -120,6 +124,20 @@ def test_parts_hear_their_own_language_behind_text_of_another(
     assert min(decoded.heard[1] for decoded in outcome.decoded) >= CONFIDENT
     told = [notice for notice in outcome.transcript.warnings if notice.code == "other_language"]
     assert len(told) == (heard != named)
+
+
+@pytest.mark.nightly
+def test_without_a_name_each_window_and_its_parts_have_their_own_language(
+    base, monkeypatch
+) -> None:
+    mixed = VOICES / "multilingual.mp3"
+    if not mixed.is_file():
+        pytest.skip(f"{mixed} is missing")
+    first_segments(monkeypatch, base.whisper.tokens)
+    (outcome,) = base.transcribe([str(mixed)], replace(ENGLISH, language=None))
+    languages = [decoded.language for decoded in outcome.decoded]
+    assert languages == sorted(languages, reverse=True) and {*languages} == {"en", "de"}
+    assert sum(decoded.continued for decoded in outcome.decoded) >= 2
 
 
 def test_an_english_draft_changes_no_token_of_another_language(base) -> None:
