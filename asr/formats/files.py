@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -69,7 +70,9 @@ def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Forma
     unknown = [name for name in expanded if name not in FORMATS]
     if unknown or not expanded:
         culprit = f"unknown output format {unknown[0]!r}" if unknown else "no output format"
-        raise UsageError(f"{culprit}; known: {', '.join(FORMATS)}, all")
+        close = get_close_matches("".join(unknown[:1]), [*FORMATS, "all"], n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"{culprit}; known: {', '.join(FORMATS)}, all{meant}")
     shaped = {"srt": partial(srt, rules=rules), "vtt": partial(vtt, rules=rules)}
     chosen = [FORMATS[name] for name in dict.fromkeys(expanded)]
     if rules.plain:

@@ -162,7 +162,6 @@ def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typ
     ("options", "message"),
     [
         (["-f", "jsn"], "did you mean 'json'?"),
-        (["-f", "md docx"], "did you mean 'md,docx'?"),
         (["--modle", "tiny.en"], "--model"),
         (["--model", "tiny.en", "-l", "de-DE"], "tiny.en knows English only; use tiny"),
         (["--model", "tiny.en", "--task", "translate"], "tiny.en knows English only; use tiny"),

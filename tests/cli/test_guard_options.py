@@ -40,7 +40,7 @@ def test_thresholds_make_guards() -> None:
         ({"logprob_threshold": "nan"}, "neither a number nor None"),
         ({"temperature_increment_on_fallback": "0"}, "give 0.01 or more"),
         ({"temperature_increment_on_fallback": "-1"}, "give 0.01 or more"),
-        ({"no_speech_threshold": "1.5"}, "a probability"),
+        ({"no_speech_threshold": "1.5"}, "it must be from 0 to 1"),
     ],
 )
 def test_thresholds_that_make_no_sense_are_refused(typed, message) -> None:

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative import ModelDrafter
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.requests import Sampling
-from forescribe.speculative.testing import TinyModel
 
 from ..native import cases
 from ..native.cases import SLOTS, VOCAB, Seen, Shape, model, states
@@ -105,31 +104,3 @@ def test_sampled_texts_are_those_without_drafts_too(form: str) -> None:
     plain, _, _ = decoded(form, None, 0, sampled=True)
     assert texts == plain and accepted
     assert torch.isin(torch.cat([d.flatten() for d in drafts]), torch.tensor(LISTED)).all()
-
-
-def test_rules_that_forbid_all_listed_tokens_leave_guesses_that_are_rejected() -> None:
-    """A distribution over nothing is no number, and would reach the target's residual."""
-
-    def forbid(logits: Tensor, prefix: Any) -> Tensor:
-        banned = torch.zeros(logits.shape[-1], dtype=torch.bool)
-        banned[[2, 5]] = True
-        return logits.masked_fill(banned, NONE)
-
-    def texts(gamma: int, listed: tuple[int, ...] | None) -> tuple[dict[Any, Any], int]:
-        draft = ModelDrafter(TinyModel(listed=listed), [forbid])
-        engine = Engine(
-            TinyModel(), draft, batch=2, eos=(10,), schedule=Fixed(gamma), processors=[forbid]
-        )
-        work = [
-            Request((1, 2, 3), tag=i, max_new_tokens=9, temperature=t, seed=i)
-            for i, t in enumerate((0.0, 1.0, 0.7))
-        ]
-        results = list(engine.run(work))
-        assert not engine.faults
-        return {r.request.tag: r.tokens for r in results}, sum(r.accepted for r in results)
-
-    plain, _ = texts(0, None)
-    cut, accepted = texts(3, (2, 5))
-    assert accepted == 0
-    assert cut[0] == plain[0]
-    assert all(0 <= token < 11 and token not in (2, 5) for text in cut.values() for token in text)

@@ -68,7 +68,7 @@ def test_every_row_equals_decoding_it_alone(draft, dtype, decoder, work, batch, 
     rules = whisper_rules(target.generation_config, target.config)
     made = {
         "none": lambda: None,
-        "model": lambda: ModelDrafter(decoder(whisper(1, 1)), rules),
+        "model": lambda: ModelDrafter(decoder(whisper(1, 1))),
         "decoder-only": lambda: ModelDrafter(decoder(decoder_only())),
         "ngram": lambda: NgramDrafter(),
     }
