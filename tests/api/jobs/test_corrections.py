@@ -175,9 +175,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(job, body) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"start": -1}, "segments[1].start: must be greater than or equal to 0"),
-        ({"speaker": " "}, "segments[1].speaker: must not be blank"),
-        ({"words": [0, ["a", 1, "2"]]}, "segments[1].words[1][2]: must be a valid number"),
+        ({"start": -1}, "segments[1].start: Input should be greater than or equal to 0"),
+        ({"speaker": " "}, "segments[1].speaker: String should match"),
+        ({"words": [0, ["a", 1, "2"]]}, "segments[1].words[1][2]: Input should be a valid number"),
         ({"unknown": 1}, "segments[1].unknown: is not a field"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_key_that_is_removed_ends_its_sessions(service) -> None:
         while (event := socket.next())["type"] != "error":
             pass
         assert event["error"]["code"] == "invalid_api_key"
-    until(lambda: client.app.state.serving.session.context.slots.idle)
+    until(lambda: client.app.state.serving.session.context.idle)
 
 
 def test_a_model_that_is_not_loaded_takes_nobody(service, transcriber) -> None:
