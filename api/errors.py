@@ -12,12 +12,16 @@ import errno
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from forescribe.asr.errors import ForescribeError, OutputError
 
-from .wording import nearest
+from .wording import nearest, told
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 STATUS: Mapping[str, int] = MappingProxyType(
     {
@@ -146,6 +150,15 @@ class ApiError(Exception):
 def invalid(param: str, reason: str) -> ApiError:
     """The refusal of a value."""
     return ApiError("invalid_value", f"{param}: {reason}", param=param)
+
+
+def checked(kind: type[ModelT], values: Mapping[str, Any], within: str = "") -> ModelT:
+    """The record of these values. Raises ApiError `invalid_value` with the place of what is wrong."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        place, message = told(error.errors(), kind.model_fields)
+        raise invalid(f"{within}{place}" or "body", message) from error
 
 
 def unknown(name: str, known: Iterable[str], what: str = "field") -> ApiError:

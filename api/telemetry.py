@@ -68,9 +68,6 @@ SERVICE = "forescribe"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Variables that switch traces on, as OTEL_TRACES_EXPORTER does."""
 
-TRACED = ("windows", "tokens", "drafted", "accepted", "rounds")
-"""Figures of a transcript that its span has as attributes."""
-
 log = logging.getLogger("forescribe.api")
 
 _FORMAT = TraceContextTextMapPropagator()
@@ -314,12 +311,11 @@ class Observation:
         self.metrics.took("wait", wait_s)
         self.metrics.took("transcribe", wall_s)
         facts: dict[str, object] = {"request_id": self._request_id, "wait_s": round(wait_s, 3)}
-        traced: dict[str, Value] = {}
+        failed: dict[str, Value] = {}
         if outcome.error is not None:
-            facts["error"] = traced["error_type"] = outcome.error.code
+            facts["error"] = failed["error_type"] = outcome.error.code
         elif outcome.transcript is not None:
             audio_s, stats = outcome.transcript.duration, outcome.transcript.stats
-            traced = {name: cast(Value, stats[name]) for name in TRACED}
             facts |= {
                 "audio_s": round(audio_s, 3),
                 "wall_s": round(wall_s, 3),
@@ -332,7 +328,7 @@ class Observation:
         report("recording", **facts)
         began_ns = self._queued_ns + round(1e9 * wait_s)
         self.tracing.record("queue", self._queued_ns, began_ns, parent=self._place)
-        span = self.tracing.record("transcribe", began_ns, ended_ns, parent=self._place, **traced)
+        span = self.tracing.record("transcribe", began_ns, ended_ns, parent=self._place, **failed)
         self.tracing.record_phases(self.phases, span)
 
 

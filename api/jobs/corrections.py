@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
 
 from ..errors import ApiError, invalid
 from ..http.bodies import label
-from ..wording import Frozen, told
+from ..wording import Frozen
 from .database import Tx
 from .store import Store
 from .tables import Job
@@ -70,15 +70,6 @@ class Corrections(Frozen):
     names: Annotated[dict[Name, Name], Field(max_length=MAX_SPEAKERS)] = {}
     merged: Annotated[dict[Name, Name], Field(max_length=MAX_SPEAKERS)] = {}
     note: Annotated[str, Field(strict=True, max_length=MAX_NAME)] = ""
-
-    @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> Corrections:
-        """Raises ApiError `invalid_value`."""
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            place, message = told(error.errors(), cls.model_fields)
-            raise invalid(place or "body", message) from None
 
     def apply(self, transcript: Transcript) -> Transcript:
         """The transcript with the corrections. Raises ApiError `invalid_value` if they do not fit it."""

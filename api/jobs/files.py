@@ -65,10 +65,8 @@ class DiskFiles:
         with disk_errors():
             try:
                 path.parent.mkdir(exist_ok=True)
-                source = BytesIO(data) if isinstance(data, bytes) else data
-                source.seek(0)
                 with path.open("xb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
+                    _copy(data, file)
                     file.flush()
                     os.fsync(file.fileno())
                 for folder in (path.parent, self.root):  # their new entries
@@ -244,6 +242,12 @@ def _missing() -> Iterator[None]:
         if error.code != "missing_file":
             raise
         raise FileNotFoundError("there is no such file") from error
+
+
+def _copy(data: bytes | BinaryIO, file: BinaryIO) -> None:
+    source = BytesIO(data) if isinstance(data, bytes) else data
+    source.seek(0)
+    shutil.copyfileobj(source, file, 1 << 20)
 
 
 def _probe(folder: Path) -> None:

@@ -14,11 +14,11 @@ import json
 import zlib
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ..errors import ApiError, invalid
 from ..settings import Settings
-from ..wording import Frozen, told
+from ..wording import Frozen
 from .session import SessionConfig
 
 PREFIX = "ek_"
@@ -43,16 +43,6 @@ class SecretForm(Frozen):
 
     expires_after: SecretLifetime = SecretLifetime()
     session: dict[str, Any] = Field(default_factory=dict)
-
-    @classmethod
-    def of(cls, body: dict[str, Any]) -> SecretForm:
-        """Raises ApiError `invalid_value`."""
-        given = {name: value for name, value in body.items() if value is not None}
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            param, message = told(error.errors(), cls.model_fields)
-            raise invalid(param, message) from error
 
 
 class ClientSecrets:

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from ..errors import ApiError, invalid
+from ..errors import ApiError, checked, invalid
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
 from ..speech.diarization import check_pairs
 from ..speech.forms import Known, Languages, LiveForm, TranscriptionForm, VadConfig, check_model
 from ..speech.serving import Serving
-from ..wording import Frozen, told
+from ..wording import Frozen
 
 if TYPE_CHECKING:
     from forescribe.asr.live.events import LiveOptions
@@ -123,11 +123,7 @@ class SessionConfig(Frozen):
         """With what a client has given. Format, model and speakers cannot change once audio has come
         (`started`). Raises ApiError `invalid_value` with the place."""
         state = _merged(self.model_dump(mode="json", exclude_none=True), given)
-        try:
-            new = type(self).model_validate(state)
-        except ValidationError as error:
-            place, message = told(error.errors())
-            raise invalid(f"{PARAM}.{place}", message) from error
+        new = checked(type(self), state, f"{PARAM}.")
         for name, value in new._fixed.items():
             if started and value != self._fixed[name]:
                 text = "cannot change once audio has come; open another session"

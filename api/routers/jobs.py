@@ -33,7 +33,7 @@ from forescribe.asr.formats.subtitles import PLAIN, LineRules
 from forescribe.asr.formats.transcript import Transcript
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part
-from ..errors import ApiError, invalid
+from ..errors import ApiError, checked, invalid
 from ..http.bodies import (
     HEADERS,
     Form,
@@ -234,7 +234,7 @@ async def correct(id: str, request: Request, jobs: JobsDep, caller: Caller) -> R
         raise ApiError("version_required", text, param="If-Match")
     await asyncio.to_thread(jobs.operations.get, id, caller)  # before the body is read
     body = await json_object(request, MAX_BYTES)
-    given = await asyncio.to_thread(Corrections.parse, body)
+    given = await asyncio.to_thread(checked, Corrections, body)
     return _version(await asyncio.to_thread(jobs.corrected.put, id, caller, given, etag))
 
 

@@ -26,7 +26,7 @@ from ..dependencies import (
     check_scope,
     client,
 )
-from ..errors import ApiError, invalid, unknown
+from ..errors import ApiError, checked, invalid, unknown
 from ..http.bodies import json_object
 from ..http.openapi import json_body
 from ..realtime.client_secrets import PREFIX as SECRET_PREFIX
@@ -67,7 +67,8 @@ async def client_secrets(
     request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
 ) -> SecretObject:
     """A key for minutes, which opens live sessions and nothing else."""
-    form = SecretForm.of(await json_object(request, MAX_SECRET_BYTES))
+    body = await json_object(request, MAX_SECRET_BYTES)
+    form = checked(SecretForm, {k: v for k, v in body.items() if v is not None})
     streams: Streams = request.app.state.streams
     config = initial(settings.model_name).updated(form.session)
     config.options(serving, settings)  # whether they can be served

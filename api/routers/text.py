@@ -81,7 +81,7 @@ async def _written(
     def end() -> None:
         """Cancel what is left."""
         texts.cancel()
-        serving.tracing.record("generate", began_ns, time.time_ns(), tokens=texts.written)
+        serving.tracing.record("generate", began_ns, time.time_ns())
 
     if form.stream:
         return EventStream(encoded(_chunks(texts, shape, read)), end)

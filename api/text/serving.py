@@ -232,7 +232,7 @@ class TextRequest:
         tell: Callable[[TextRequest], None],
     ) -> None:
         self.texts, self.release = texts, release
-        self.cancelled, self.written = False, 0  # tokens so far
+        self.cancelled = False
         self._tell, self._unfinished = tell, len(texts)
         self._events: Mailbox[tuple[int, Event] | ApiError] = Mailbox(timeout_s)
         """At most as many as the request's tokens."""
@@ -241,7 +241,6 @@ class TextRequest:
 
     def put(self, index: int, event: Event) -> None:
         """Pass on an event of text `index`."""
-        self.written += len(event.tokens)
         if event.completion is not None:
             self._unfinished -= 1
             if not self._unfinished:
