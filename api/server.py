@@ -186,7 +186,11 @@ def _run(
     configure_logs()
     serving = Serving.of(settings)
     jobs = _jobs(settings, serving)
-    app = create(settings, serving, jobs, failed=lambda failure: server.fail(failure))
+
+    def failed(failure: Failure) -> None:
+        server.fail(failure)
+
+    app = create(settings, serving, jobs, failed=failed)
     config = uvicorn.Config(
         app,
         host=settings.host,

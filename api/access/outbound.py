@@ -157,9 +157,6 @@ class CheckedBackend(httpcore.NetworkBackend):
                     raise
         raise AssertionError("an address at least, see above")
 
-    def connect_unix_socket(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
-        raise httpcore.ConnectError("Unix sockets may not be called")
-
 
 class DeadlineStream(httpcore.NetworkStream):
     """A connection with a deadline. httpx limits each read separately, so a receiver that sends a byte of

@@ -58,8 +58,6 @@ class TextServing:
         def stat(name: str) -> Callable[[], float]:
             return lambda: getattr(self.generator.stats, name) if self.generator else 0
 
-        text = "Whether texts are generated."
-        metrics.watch("text_ready", text, lambda: self.life.state == "ready")
         metrics.watch("text_tokens", "Tokens generated so far.", stat("emitted"))
         metrics.watch("text_drafted", "Tokens drafted for texts.", stat("drafted"))
         metrics.watch("text_accepted", "Drafted tokens accepted by the target.", stat("accepted"))
