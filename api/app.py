@@ -1,8 +1,5 @@
 """The applications: routes, middleware, models and jobs, composed.
 
-    app = create_app(load())                            # the service, for uvicorn or a test client
-    app = create_worker_app(settings, serving, jobs)    # `forescribe worker`
-
 A worker takes its work from the queue and has the routes of operators only: `/health`, `/ready` and
 `/metrics` answer without a key, because its port is not opened unless it is asked for.
 """
@@ -10,6 +7,7 @@ A worker takes its work from the queue and has the routes of operators only: `/h
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -26,13 +24,12 @@ from .http import errors
 from .http.errors import RequestId
 from .http.openapi import describe
 from .http.origins import EXPOSED, OriginGuard
-from .process import Failure, Watchdog, exit_failed, exit_hung, log_unexpected
+from .process import Failure, exit_failed, exit_hung, log_unexpected, watch
 from .realtime.streams import Streams
 from .routers import asr_webservice, audio, endpoints, operations, page, realtime, text
 from .routers.operations import Readiness
 from .settings import Settings
 from .speech.serving import Serving
-from .telemetry import Tracing
 from .text.serving import TextServing
 
 if TYPE_CHECKING:
@@ -54,7 +51,7 @@ def create_app(
     `failed` if a model cannot be loaded; both end the process, which its supervisor restarts.
     """
     serving = serving or Serving.of(settings)
-    app = _application(settings, serving, jobs, serving.tracing, hung, failed)
+    app = _application(settings, serving, jobs, failed, hung)
     app.state.keyring = Keyring(settings.api_keys)
     app.state.streams = Streams(settings, serving)
     serving.life.closing.append(app.state.streams.drain)
@@ -74,7 +71,7 @@ def create_worker_app(
     failed: Callable[[Failure], None] = exit_failed,
 ) -> FastAPI:
     """Create a worker. `failed` is as for `create_app`."""
-    app = _application(settings, serving, jobs, Tracing(), exit_hung, failed)
+    app = _application(settings, serving, jobs, failed)
     app.add_middleware(RequestId, metrics=serving.metrics)
     errors.install(app)
     errors.install_database(app)
@@ -87,20 +84,22 @@ def _application(
     settings: Settings,
     serving: Serving,
     jobs: Jobs | None,
-    tracing: Tracing,
-    hung: Callable[[], None],
     failed: Callable[[Failure], None],
+    hung: Callable[[], None] = exit_hung,
 ) -> FastAPI:
     """An application without routes. Models are loaded while it starts; the first of them drains all requests
     at the end."""
-    text_serving = TextServing.of(settings)
+    text_serving = TextServing(settings)
     serving.life.failed = text_serving.life.failed = failed
     serving.thread.wait_for(text_serving.thread)
     text_serving.thread.wait_for(serving.thread)
     if jobs is not None:
         serving.life.closing.append(jobs.hand_over)
     engines = (serving,) if text_serving.life.state == "off" else (serving, text_serving)
-    watchdog = Watchdog(engines, settings.stall_s, hung)
+    stopped = threading.Event()
+    watchdog = threading.Thread(
+        target=watch, args=(engines, settings.stall_s, hung, stopped), name="watchdog", daemon=True
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -109,7 +108,11 @@ def _application(
         watchdog.start()
         try:
             if jobs is not None:
-                await _start(jobs, failed)
+                try:
+                    await asyncio.to_thread(jobs.start)
+                except Exception as error:  # without its database or its disk; no job is lost
+                    log_unexpected(error)
+                    failed(Failure.of("the jobs' store", error))
             async with _wyoming(settings, app.state.streams, failed):
                 yield
         finally:
@@ -118,7 +121,7 @@ def _application(
             for engine in engines:
                 await engine.stop()
             await asyncio.to_thread(serving.tracing.close)
-            watchdog.stop()
+            stopped.set()
 
     app = FastAPI(
         title="forescribe",
@@ -126,21 +129,12 @@ def _application(
         docs_url=None,  # nor FastAPI's other pages
         redoc_url=None,
         openapi_url=None,
-        telemetry=tracing.of_requests(),
+        telemetry=serving.tracing.of_requests(),
     )
     app.state.settings, app.state.jobs, app.state.streams = settings, jobs, None
     app.state.serving, app.state.text_serving = serving, text_serving
     app.state.readiness = Readiness(settings, serving, text_serving, jobs)
     return app
-
-
-async def _start(jobs: Jobs, failed: Callable[[Failure], None]) -> None:
-    """Without its database or its disk the process ends; no job is lost."""
-    try:
-        await asyncio.to_thread(jobs.start)
-    except Exception as error:
-        log_unexpected(error)
-        failed(Failure.of("the jobs' store", error))
 
 
 def _wyoming(

@@ -13,7 +13,6 @@ the answer begins. Does not know what the form's fields mean.
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -22,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 from fastapi import Depends, Request
+from fastapi.security import HTTPBasic
 from starlette.requests import ClientDisconnect, HTTPConnection
 
 from .access.keys import Keyring, Scope
@@ -106,14 +106,6 @@ async def client(connection: HTTPConnection, caller: Annotated[str, Depends(call
     return Client(caller) if caller else Client(ANONYMOUS, network(host))
 
 
-def reserve(
-    request: Request, client: Client, *, resumable: bool = False, stored: bool = False
-) -> Reservation:
-    """Reserve capacity for a request whose body has not been read. Raises as `Admission.reserve` does."""
-    serving: Serving = request.app.state.serving
-    return serving.admission.reserve(client, resumable=resumable, stored=stored)
-
-
 @dataclass(frozen=True)
 class AdmittedUpload:
     """An upload that was received, and what is `held` for it, its reservation above all. The block of
@@ -154,16 +146,20 @@ async def admitted(
     admitted."""
     serving.check()
     with ExitStack() as held:
-        reservation = reserve(request, client)
+        reservation = serving.admission.reserve(client)
         held.callback(reservation.release)
         serving.idle.want()  # it is loaded while the body arrives
         began_ns = time.time_ns()
         async with receive_form(request, settings, field) as form:
-            file, received_ns = form.required_file(field), time.time_ns()
+            if form.file is None:
+                raise ApiError("missing_file", f"the form has no file {field!r}", param=field)
+            received_ns = time.time_ns()
             serving.tracing.record("receive", began_ns, received_ns)
             serving.metrics.took("upload", (received_ns - began_ns) / 1e9)
             reservation.start()
-            yield AdmittedUpload(form.fields, field, file, form.name, reservation, serving, held)
+            yield AdmittedUpload(
+                form.fields, field, form.file, form.name, reservation, serving, held
+            )
 
 
 async def transcribed(
@@ -188,15 +184,27 @@ async def all_parts(request: Request, stream: Decoding) -> list[Part]:
 
     Raises ApiError if it fails, ClientDisconnect if the client has left.
     """
+
+    async def collected() -> list[Part]:
+        parts = []
+        while (part := await stream.next()) is not None:
+            parts.append(part)
+        return parts
+
     try:
-        return await while_connected(request, _collect(stream))
+        return await while_connected(request, collected())
     finally:
         stream.cancel()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; cancels it and raises ClientDisconnect if the client disconnects."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass  # its body has been read before
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -207,19 +215,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         gone.cancel()
 
 
-async def _collect(stream: Decoding) -> list[Part]:
-    parts = []
-    while (part := await stream.next()) is not None:
-        parts.append(part)
-    return parts
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has closed the connection; its body has been read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def browser_caller(request: Request) -> str:
     """As `caller`, for pages that are read in a browser: the key may be the password of HTTP Basic.
 
@@ -228,7 +223,8 @@ async def browser_caller(request: Request) -> str:
     keyring: Keyring = request.app.state.keyring
     if not keyring.rights:
         return ANONYMOUS
-    owner = keyring.owner(bearer(request) or _password(request) or "")
+    basic = await HTTPBasic(realm="forescribe", auto_error=False)(request)
+    owner = keyring.owner(bearer(request) or (basic.password if basic else ""))
     if owner is None:
         text = "give an API key: `Authorization: Bearer <key>`, or as the password for any name"
         challenge = {"WWW-Authenticate": 'Basic realm="forescribe", charset="UTF-8", Bearer'}
@@ -240,16 +236,6 @@ def bearer(connection: HTTPConnection) -> str | None:
     """The key in the header, of a request or a socket."""
     scheme, _, key = connection.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else None
-
-
-def _password(request: Request) -> str | None:
-    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return None
-    try:
-        return base64.b64decode(credentials.strip(), validate=True).decode().partition(":")[2]
-    except ValueError:
-        return None
 
 
 def _is_local(request: Request) -> bool:

@@ -9,13 +9,19 @@ no model folder and no cause: those are logged.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from forescribe.asr.errors import ForescribeError, OutputError
+
+from .wording import nearest, told
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 STATUS: Mapping[str, int] = MappingProxyType(
     {
@@ -69,14 +75,9 @@ DETAIL_PATHS = ("/", "/predict", "/asr", "/detect-language")
 MAX_MESSAGE = 1000
 """Characters."""
 
-RETRY_S = 5
-"""The default Retry-After of errors that pass with the work of others."""
-
-STORAGE_RETRY_S = 60
-"""The default Retry-After of a full disk: room comes with deletions, once a minute. OpenAI's SDKs wait no
-longer than that."""
-
-_RETRY = MappingProxyType({429: RETRY_S, 503: RETRY_S, 507: STORAGE_RETRY_S})
+_RETRY = MappingProxyType({429: 5, 503: 5, 507: 60})
+"""The default Retry-After by status. On a full disk room comes with deletions, once a minute; OpenAI's SDKs
+wait no longer than that."""
 
 _MESSAGES = MappingProxyType(
     {
@@ -144,6 +145,27 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, self.headers())
+
+
+def invalid(param: str, reason: str) -> ApiError:
+    """The refusal of a value."""
+    return ApiError("invalid_value", f"{param}: {reason}", param=param)
+
+
+def checked(kind: type[ModelT], values: Mapping[str, Any], within: str = "") -> ModelT:
+    """The record of these values. Raises ApiError `invalid_value` with the place of what is wrong."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        place, message = told(error.errors(), kind.model_fields)
+        raise invalid(f"{within}{place}" or "body", message) from error
+
+
+def unknown(name: str, known: Iterable[str], what: str = "field") -> ApiError:
+    """The refusal of a name: nothing is accepted and then ignored."""
+    known, name = list(known), name[:100]
+    hint = nearest(name, known) or f"; known: {', '.join(known)}"
+    return ApiError("invalid_value", f"unknown {what} {name!r}{hint}", param=name)
 
 
 def refusal(path: str, error: ApiError) -> Response:

@@ -146,34 +146,17 @@ class Engine(Protocol):
         ...
 
 
-class Watchdog:
-    """Ends the process if a round takes more than `limit_s`. A call that hangs in the device cannot be
-    interrupted, not even by SIGTERM; the supervisor starts the next process."""
-
-    def __init__(
-        self,
-        engines: Sequence[Engine],
-        limit_s: float,
-        hung: Callable[[], None],
-    ) -> None:
-        self._engines, self._limit_s, self._hung = engines, limit_s, hung
-        self._stopped = threading.Event()
-
-    def start(self) -> None:
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(min(5.0, self._limit_s / 4)):
-            for engine in self._engines:
-                round_s = engine.round_s
-                if round_s > self._limit_s:
-                    engine.life.state = "broken"  # it accepts no more work: this round will not end
-                    log.critical('{"event": "engine hangs", "seconds": %.0f}', round_s)
-                    self._hung()
-                    return
+def watch(
+    engines: Sequence[Engine], limit_s: float, hung: Callable[[], None], stopped: threading.Event
+) -> None:
+    """Call `hung`, which ends the process, if a round takes more than `limit_s`. A call that hangs in the
+    device cannot be interrupted, not even by SIGTERM; the supervisor starts the next process."""
+    while not stopped.wait(min(5.0, limit_s / 4)):
+        for engine in engines:
+            if (round_s := engine.round_s) > limit_s:
+                engine.life.state = "broken"  # it accepts no more work: this round will not end
+                log.critical('{"event": "engine hangs", "seconds": %.0f}', round_s)
+                return hung()
 
 
 class IdleUnload:
@@ -253,8 +236,8 @@ class IdleUnload:
             self.look()
 
 
-class ModelThread(Generic[T]):
-    """`run` is called with the loaded model and returns when it is stopped; `fail` is called with the
+class ModelThread(threading.Thread, Generic[T]):
+    """`use` is called with the loaded model and returns when it is stopped; `fail` is called with the
     reason if either raises. When nothing refers to the model any more, `again` says whether to load it again.
     All are called on the thread."""
 
@@ -263,18 +246,18 @@ class ModelThread(Generic[T]):
         what: str,
         name: str,
         load: Callable[[], T],
-        run: Callable[[T], None],
+        use: Callable[[T], None],
         fail: Callable[[Failure], None],
         again: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.what, self.name = what, name
-        self._load, self._run, self._fail, self._again = load, run, fail, again
+        super().__init__(name=what, daemon=True)
+        self.what, self.model = what, name
+        self._load, self._use, self._fail, self._again = load, use, fail, again
         self.loaded = threading.Event()
         """Set once the load has ended, successfully or not."""
         self.closed = threading.Event()
         """Set when the process ends: other loads are not waited for any more."""
         self.others: list[threading.Event] = []
-        self._thread = threading.Thread(target=self._main, name=what, daemon=True)
 
     def wait_for(self, other: ModelThread[Any]) -> None:
         """Begin to run only after another model's load has ended.
@@ -283,13 +266,7 @@ class ModelThread(Generic[T]):
         """
         self.others.append(other.loaded)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def _main(self) -> None:
+    def run(self) -> None:
         try:
             while True:
                 began_s = time.monotonic()
@@ -300,7 +277,7 @@ class ModelThread(Generic[T]):
                 for other in self.others:
                     while not (other.wait(POLL_S) or self.closed.is_set()):
                         pass
-                self._run(model)
+                self._use(model)
                 del model
                 if not self._again():
                     return
@@ -311,7 +288,7 @@ class ModelThread(Generic[T]):
             self.loaded.set()
 
     def _log(self, event: str, **facts: float) -> None:
-        log.info(json.dumps({"event": event, "what": self.what, "name": self.name, **facts}))
+        log.info(json.dumps({"event": event, "what": self.what, "name": self.model, **facts}))
 
 
 class Mailbox(Generic[T]):
@@ -374,11 +351,8 @@ def log_engine(what: str, used: str, *, asked: str, device: str) -> None:
     from forescribe.speculative.native.library import advice
 
     hint = advice(used, asked=asked, device=device)
-    facts = {"event": "engine", "what": what, "engine": used}
-    if hint is None:
-        log.info(json.dumps(facts))
-    else:
-        log.warning(json.dumps(facts | {"hint": hint}))
+    facts = {"event": "engine", "what": what, "engine": used, **({"hint": hint} if hint else {})}
+    log.log(logging.WARNING if hint else logging.INFO, json.dumps(facts))
 
 
 def log_unexpected(error: Exception) -> None:

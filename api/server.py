@@ -47,12 +47,7 @@ POLL_S = 1.0
 
 def serve(settings: Settings, sockets: list[socket.socket]) -> None:
     """Run one process with one engine, on bound sockets."""
-    configure_logs()
-    serving = Serving.of(settings)
-    jobs = _jobs(settings, serving)
-    app = create_app(settings, serving, jobs, failed=lambda failure: server.fail(failure))
-    server = Server(_config(settings, app), serving)
-    _run(server, sockets)
+    _run(settings, create_app, sockets)
 
 
 def run_worker(
@@ -60,22 +55,7 @@ def run_worker(
 ) -> None:
     """Work until a signal or a failure or, with `idle_s`, until no job was open for so long. Raises
     UsageError if the jobs' store cannot be used."""
-    configure_logs()
-    serving = Serving.of(settings)
-    jobs = _jobs(settings, serving)
-    assert jobs is not None, "checked by `worker_settings`"
-    app = create_worker_app(settings, serving, jobs, failed=lambda failure: server.fail(failure))
-    server = Server(_config(settings, app), serving)
-    if idle_s is not None:
-        act = partial(
-            end_when_idle,
-            serving.life,
-            lambda: jobs.store.jobs.backlog()[0],
-            server.finish,
-            idle_s,
-        )
-        threading.Thread(target=act, name="idle", daemon=True).start()
-    _run(server, [] if listening is None else [listening])
+    _run(settings, create_worker_app, [] if listening is None else [listening], idle_s)
 
 
 def worker_settings(settings: Settings) -> Settings:
@@ -86,13 +66,10 @@ def worker_settings(settings: Settings) -> Settings:
             "a worker takes jobs from a database that a service shares with it, and SQLite is a file of "
             "one machine: give --database postgresql://user:password@host/name (database_url)"
         )
-    if not settings.jobs:
-        raise UsageError("a worker does jobs, and jobs = false: set jobs = true")
-    if settings.front_end:
-        raise UsageError("front_end is for `forescribe serve`: a worker loads the model")
-    if settings.workers != 1:
+    if not settings.jobs or settings.front_end or settings.workers != 1:
         raise UsageError(
-            "a worker is one process for one device: start one for each instead of workers"
+            "a worker is one process that loads the model and does jobs: it needs jobs = true, and neither "
+            "front_end nor workers"
         )
     return settings.model_copy(update={"announce_s": 0.0, "text_model": None, "wyoming": None})
 
@@ -182,25 +159,6 @@ def end_when_idle(
     finish()
 
 
-def _config(settings: Settings, app: FastAPI) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        access_log=False,  # it logs paths and addresses
-        log_config=None,
-        http=HttpProtocol,
-        ws=SocketProtocol,
-        ws_max_size=MAX_MESSAGE,
-        ws_ping_interval=PING_S,
-        ws_ping_timeout=PONG_S,
-        server_header=False,
-        ssl_certfile=settings.ssl_certfile,
-        ssl_keyfile=settings.ssl_keyfile,
-        timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
-    )
-
-
 def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
     """The durable jobs, unless they are disabled. Ends the process if their store is away; raises UsageError
     if it cannot be used."""
@@ -218,8 +176,42 @@ def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
         _end(Failure.of("the jobs' store", error))
 
 
-def _run(server: Server, sockets: list[socket.socket]) -> None:
+def _run(
+    settings: Settings,
+    create: Callable[..., FastAPI],
+    sockets: list[socket.socket],
+    idle_s: float | None = None,
+) -> None:
     """Serve on bound sockets until a signal or a failure ends it; on nothing, if there are no sockets."""
+    configure_logs()
+    serving = Serving.of(settings)
+    jobs = _jobs(settings, serving)
+
+    def failed(failure: Failure) -> None:
+        server.fail(failure)
+
+    app = create(settings, serving, jobs, failed=failed)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,  # it logs paths and addresses
+        log_config=None,
+        http=HttpProtocol,
+        ws=SocketProtocol,
+        ws_max_size=MAX_MESSAGE,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PONG_S,
+        server_header=False,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
+    )
+    server = Server(config, serving)
+    if idle_s is not None and jobs is not None:
+        open_jobs = jobs.store.jobs.backlog
+        act = partial(end_when_idle, serving.life, lambda: open_jobs()[0], server.finish, idle_s)
+        threading.Thread(target=act, name="idle", daemon=True).start()
     server.run(sockets)
     if server.failure is not None:
         _end(server.failure)

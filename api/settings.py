@@ -13,12 +13,19 @@ import os
 import ssl
 import tomllib
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    IPvAnyNetwork,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -31,7 +38,7 @@ from forescribe.asr.errors import UsageError
 
 from .access.keys import Count, Rights, Seconds
 from .http.origins import checked_hosts, checked_origins
-from .wording import message
+from .wording import message, nearest
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +67,9 @@ OPENAI_NAMES = (
 """Names that unmodified clients send; they all mean the loaded model."""
 
 NO_DIARIZER = "none"
+
+_FILE: ContextVar[Path | None] = ContextVar("settings_file", default=None)
+"""What `load` reads at present."""
 
 Hosts = Annotated[tuple[str, ...], AfterValidator(checked_hosts)]
 Origins = Annotated[tuple[str, ...], AfterValidator(checked_origins)]
@@ -131,19 +141,12 @@ class Settings(BaseSettings):
     result_retention_s: Seconds = 30 * 24 * 3600.0  # how long a job is kept after its end
     max_open_uploads_per_key: Count = 100  # uploads that are not a job yet, of a key or an address
     webhook_secret: str | None = Field(None, repr=False)  # whsec_..., for jobs without their own
-    webhook_networks: tuple[str, ...] = ()  # private networks that webhooks may call
+    webhook_networks: tuple[IPvAnyNetwork, ...] = ()  # private networks that webhooks may call
 
     # Several machines
     blobs_url: str | None = None  # audio and results in object storage: s3://, gs:// or az://
     blob_cache_bytes: Count = 4 << 30  # local copies of recordings; at least max_upload_bytes
     front_end: bool = False  # load no model: `forescribe worker` does the jobs
-
-    @field_validator("webhook_networks")
-    @classmethod
-    def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
-        for text in texts:
-            ipaddress.ip_network(text)
-        return texts
 
     @field_validator("language")
     @classmethod
@@ -162,7 +165,8 @@ class Settings(BaseSettings):
             address_of(text)
         return text
 
-    def _check_access(self) -> None:
+    @model_validator(mode="after")
+    def _check_access(self) -> Self:
         if "*" in self.allowed_origins and not self.api_keys:
             raise ValueError(
                 "allowed_origins `*` lets every web page use this server: list the origins, "
@@ -173,13 +177,19 @@ class Settings(BaseSettings):
                 f"host {self.host} lets other machines in, and there are no api_keys: make one "
                 "with `forescribe key NAME`, or set open_to_all"
             )
+        if self.idle_unload_s and self.text_model is not None:
+            raise ValueError(
+                "idle_unload_s frees the speech model alone, and a text model must not run while another is "
+                "loaded: remove text_model, or serve texts in a process of their own"
+            )
+        self._check_certificate()
+        self._check_machines()
+        return self
 
     def _check_certificate(self) -> None:
         if self.ssl_certfile is None:
             if self.ssl_keyfile is not None:
-                raise ValueError(
-                    "ssl_keyfile is the key of a certificate: name it with ssl_certfile"
-                )
+                raise ValueError("ssl_keyfile needs ssl_certfile")
             return
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -198,46 +208,23 @@ class Settings(BaseSettings):
                 )
         if self.blobs_url is None and not self.front_end:
             return
-        named = "blobs_url" if self.blobs_url is not None else "front_end"
-        if not self.jobs:
-            raise ValueError(f"{named} is for jobs, and jobs = false: set jobs = true")
-        if self.database_url is None or self.database_url.startswith("sqlite"):
+        if not self.jobs or self.database_url is None or self.database_url.startswith("sqlite"):
             raise ValueError(
-                f"{named} needs a database that several machines can reach, and SQLite is a file of this "
-                "one: set database_url = postgresql://user:password@host/name"
+                "blobs_url and front_end are for jobs in a database that several machines can reach, and "
+                "SQLite is a file of this one: set jobs = true and "
+                "database_url = postgresql://user:password@host/name"
             )
         if self.blobs_url is None:
             return
-        from forescribe.asr.storage.locations import Location
-
-        try:
-            location = Location.parse(self.blobs_url)
-        except UsageError as error:
-            raise ValueError(f"blobs_url: {error.message}") from error
-        if not location.writable or location.scheme == "memory":
+        if self.blobs_url.startswith("memory:"):
             raise ValueError(
-                f"blobs_url: {location.scheme}:// cannot be written; use s3://, gs:// or az://"
+                "blobs_url: memory:// ends with the process; use s3://, gs:// or az://"
             )
         if self.blob_cache_bytes < self.max_upload_bytes:
             raise ValueError(
                 f"blob_cache_bytes {self.blob_cache_bytes} is less than max_upload_bytes "
                 f"{self.max_upload_bytes}: a recording has to fit in"
             )
-
-    def _check_idle(self) -> None:
-        if self.idle_unload_s and self.text_model is not None:
-            raise ValueError(
-                "idle_unload_s frees the speech model alone, and a text model must not run while another is "
-                "loaded: remove text_model, or serve texts in a process of their own"
-            )
-
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        self._check_access()
-        self._check_certificate()
-        self._check_machines()
-        self._check_idle()
-        return self
 
     def load_arguments(self) -> dict[str, Any]:
         """What `Transcriber.load` and `TextGenerator.load` take alike."""
@@ -283,23 +270,27 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *others: PydanticBaseSettingsSource,
+        **named: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _FILE.get())
 
 
 def load(file: str | Path | None = None, **given: Any) -> Settings:
     """Read the settings. `given` takes precedence over everything; None there means not given. Raises
     UsageError with one line that names the wrong setting."""
     _refuse_unknown(os.environ)
-    kind = Settings if file is None else _with(Path(file))
+    if file is not None and not Path(file).is_file():  # pydantic-settings would ignore it
+        raise UsageError(f"{file}: no such settings file")
+    before = _FILE.set(None if file is None else Path(file))
     try:
-        return kind(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise UsageError("; ".join(_line(item) for item in error.errors())) from error
     except (SettingsError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"settings cannot be read: {error}") from error
+    finally:
+        _FILE.reset(before)
 
 
 def public_name(model: str) -> str:
@@ -339,28 +330,16 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in environment:
         if name.startswith(PREFIX) and name not in known and not name.startswith(OTHER_PREFIXES):
-            raise UsageError(f"{name} is not a setting{_nearest(name, known)}")
+            raise UsageError(_unknown(name, known))
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else "; docs/reference/settings.md lists them"
-
-
-def _with(file: Path) -> type[Settings]:
-    """The settings class that also reads this file. pydantic-settings would ignore a missing file."""
-    if not file.is_file():
-        raise UsageError(f"{file}: no such settings file")
-
-    class FromFile(Settings):
-        model_config = SettingsConfigDict(toml_file=file)
-
-    return FromFile
+def _unknown(name: str, known: Iterable[str]) -> str:
+    hint = nearest(name, known) or "; docs/reference/settings.md lists them"
+    return f"{name} is not a setting{hint}"
 
 
 def _line(error: Any) -> str:
     place = ".".join(str(part) for part in error["loc"])
-    name = str(error["loc"][-1]) if error["loc"] else ""
     if error["type"] == "extra_forbidden":
-        return f"{place} is not a setting{_nearest(name, Settings.model_fields)}"
+        return _unknown(place, Settings.model_fields)
     return f"{place}: {message(error)}" if place else message(error)

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -68,9 +68,6 @@ SERVICE = "forescribe"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Variables that switch traces on, as OTEL_TRACES_EXPORTER does."""
 
-TRACED = ("windows", "tokens", "drafted", "accepted", "rounds")
-"""Figures of a transcript that its span has as attributes."""
-
 log = logging.getLogger("forescribe.api")
 
 _FORMAT = TraceContextTextMapPropagator()
@@ -81,10 +78,11 @@ def report(event: str, **facts: object) -> None:
     log.info(json.dumps({"event": event, **facts}))
 
 
-def place_of(error: BaseException) -> str:
-    """The file and line that raised the error."""
+def report_fault(error: Exception, event: str = "fault", **facts: object) -> None:
+    """Write the type of an error, and the file and line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    report(event, **facts, error=type(error).__name__, place=place)
 
 
 class Metrics:
@@ -143,21 +141,15 @@ class Metrics:
         Gauge(f"forescribe_{name}", text, registry=self.registry).set_function(TimedValue(value))
 
     def count(
-        self, name: str, text: str, label: str, values: Callable[[], Mapping[str, float]]
+        self,
+        name: str,
+        text: str,
+        value: Callable[[], float | Mapping[str, float]],
+        *label: str,
     ) -> None:
-        """Add a counter that somebody else keeps, by one label; read when metrics are requested."""
-
-        def read() -> Iterator[Metric]:
-            family = CounterMetricFamily(f"forescribe_{name}", text, labels=[label])
-            for kind, count in dict(values()).items():
-                family.add_metric([kind], count)
-            yield family
-
-        self.register(read)
-
-    def register(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """Add series whose values somebody else keeps, read when metrics are requested."""
-        self.registry.register(_Series(read))
+        """Add a counter that somebody else keeps, by its label if it has one; read when metrics are
+        requested."""
+        self.registry.register(_Count(f"forescribe_{name}", text, value, label))
 
     def answered(self, route: str, status: int, wall_s: float) -> None:
         self._requests.labels(route, str(status)).inc()
@@ -201,7 +193,7 @@ class TimedValue:
 
     def __call__(self) -> float:
         with self._lock:
-            if self._pending is None:
+            if self._pending is None or self._pending.done():
                 self._pending = Future()
                 threading.Thread(target=self._run, args=(self._pending,), daemon=True).start()
             pending = self._pending
@@ -209,10 +201,6 @@ class TimedValue:
             return pending.result(self.wait_s)
         except Exception:
             return math.nan
-        finally:
-            with self._lock:
-                if pending.done() and self._pending is pending:
-                    self._pending = None
 
     def _run(self, pending: Future[float]) -> None:
         try:
@@ -311,9 +299,7 @@ class Observation:
 
     def __init__(self, metrics: Metrics, tracing: Tracing) -> None:
         self.metrics, self.tracing = metrics, tracing
-        self.phases, self._place = None, None
-        if tracing.active:
-            self.phases, self._place = tracing.phases(), place()
+        self.phases, self._place = tracing.phases(), place()
         self._request_id = CURRENT.get()
         self._queued_ns = time.time_ns()
 
@@ -325,8 +311,9 @@ class Observation:
         self.metrics.took("wait", wait_s)
         self.metrics.took("transcribe", wall_s)
         facts: dict[str, object] = {"request_id": self._request_id, "wait_s": round(wait_s, 3)}
+        failed: dict[str, Value] = {}
         if outcome.error is not None:
-            facts["error"] = outcome.error.code
+            facts["error"] = failed["error_type"] = outcome.error.code
         elif outcome.transcript is not None:
             audio_s, stats = outcome.transcript.duration, outcome.transcript.stats
             facts |= {
@@ -339,26 +326,28 @@ class Observation:
                 "fallbacks": outcome.fallbacks,
             }
         report("recording", **facts)
-        if self.tracing.active:
-            self._trace(outcome, self._queued_ns + round(1e9 * wait_s), ended_ns)
-
-    def _trace(self, outcome: Outcome, began_ns: int, ended_ns: int) -> None:
-        traced: dict[str, Value] = {}
-        if outcome.error is not None:
-            traced["error_type"] = outcome.error.code
-        elif outcome.transcript is not None:
-            traced = {name: cast(Value, outcome.transcript.stats[name]) for name in TRACED}
+        began_ns = self._queued_ns + round(1e9 * wait_s)
         self.tracing.record("queue", self._queued_ns, began_ns, parent=self._place)
-        span = self.tracing.record("transcribe", began_ns, ended_ns, parent=self._place, **traced)
+        span = self.tracing.record("transcribe", began_ns, ended_ns, parent=self._place, **failed)
         self.tracing.record_phases(self.phases, span)
 
 
 @dataclass(frozen=True, eq=False)
-class _Series(Collector):
-    read: Callable[[], Iterable[Metric]]
+class _Count(Collector):
+    name: str
+    text: str
+    value: Callable[[], float | Mapping[str, float]]
+    label: tuple[str, ...]
 
-    def collect(self) -> Iterable[Metric]:
-        return self.read()
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self.name, self.text, labels=self.label)
+        value = self.value()
+        if isinstance(value, Mapping):
+            for kind, count in dict(value).items():
+                family.add_metric([kind], count)
+        else:
+            family.add_metric([], value)
+        yield family
 
 
 def _provider(name: str) -> TracerProvider:

@@ -1,10 +1,5 @@
 """Resumable uploads: files that arrive in pieces, over connections that break and servers that restart.
 
-    upload = uploads.create("team", length=1 << 30, label="meeting.flac")
-    with uploads.appending(upload.id, "team", offset=0) as part:      # one writer at a time
-        part.write(b"...")
-    with uploads.whole(upload.id, "team") as file: ...
-
 In the folder, `<id>.part` holds the bytes and `<id>.json` their description, with the number of those that
 are known to be on disk. The offset is the size of the part file and is not stored elsewhere; bytes beyond
 the known ones are cut off at the next start, because a failing disk or power loss may have lost them.
@@ -36,9 +31,6 @@ ID = re.compile(r"up_[0-9a-f]{32}")
 
 SYNC_BYTES = 16 << 20
 """At most so many bytes are lost in a power failure."""
-
-RETRY_S = 60
-"""When a client with too many uploads had better try again: others of its uploads may be jobs by then."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +134,7 @@ class Uploads:
                 f"there are {count} unfinished uploads already, the maximum: finish some and make them "
                 "jobs, or delete them"
             )
-            raise ApiError("rate_limited", text, retry_after=RETRY_S)
+            raise ApiError("rate_limited", text)
 
     def _all(self) -> Iterator[Upload]:
         found = map(self._described, (path.stem for path in self.folder.glob("up_*.json")))

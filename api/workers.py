@@ -98,14 +98,10 @@ def devices(settings: Settings) -> list[str]:
     if settings.share_device:
         return [settings.device] * workers
     kind = choose(device).kind if device == "auto" else device
-    if ":" in kind:
-        raise UsageError(
-            f"device {kind} is a single device: give only its kind for {workers} workers"
-        )
     if kind not in ("cuda", "hpu"):
         raise UsageError(
-            f"{workers} workers on {kind} would share it, each with its own model: use one, or set "
-            "share_device"
+            f"{kind} is a single device, and {workers} workers would share it, each with its own model: use "
+            "one, or give only the kind of several (cuda, hpu), or set share_device"
         )
     if (found := device_count(kind)) < workers:
         raise UsageError(f"{workers} workers, but {found} devices of kind {kind}")

@@ -1,8 +1,5 @@
 """Wyoming, the protocol of Home Assistant's voice assistants: speech to text for trusted networks.
 
-    async with listening(settings, streams, failed):    # at the address of the settings
-        ...
-
 A client sends `transcribe`, `audio-start`, `audio-chunk` and `audio-stop`, and receives `transcript-start`
 and `transcript-chunk` while it sends, then `transcript`, which alone is certain, and `transcript-stop`. The
 package `wyoming` reads and writes the messages. The protocol has no keys. A request is a live stream in the
@@ -39,7 +36,7 @@ from .process import Failure
 from .realtime.streams import Streams
 from .settings import Settings, address_of
 from .speech import forms
-from .telemetry import place_of, report
+from .telemetry import report, report_fault
 
 if TYPE_CHECKING:
     from forescribe.asr.live.stream import LiveStream
@@ -126,7 +123,7 @@ class Connection:
             if isinstance(error, TimeoutError):
                 self._abort()
         except Exception as error:
-            report("fault", error=type(error).__name__, place=place_of(error))
+            report_fault(error)
         finally:
             await self._drop()
             self._writer.close()

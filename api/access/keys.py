@@ -23,7 +23,9 @@ from datetime import UTC, date, datetime
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from ..wording import Frozen
 
 PREFIX = "fs-"
 """Lets people and scanners recognise a leaked key."""
@@ -37,14 +39,12 @@ Seconds = Annotated[float, Field(gt=0)]
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Rights(BaseModel):
+class Rights(Frozen):
     """What a key permits; None means that the key has no separate limit. In the settings a plain hash
     stands for a key with all scopes and no limits.
 
     Raises ValueError for a hash that is not SHA-256 in hex.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     hashes: Annotated[tuple[str, ...], Field(min_length=1)]  # several while one replaces another
     scopes: tuple[Scope, ...] = SCOPES

@@ -21,8 +21,8 @@ import ipaddress
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -137,7 +137,7 @@ class Admission:
 
 
 @dataclass(eq=False)
-class Reservation:
+class Reservation(AbstractContextManager["Reservation"]):
     """The capacity of one request: counted as an upload first, as a request from `start` on. As a context
     manager it is released at the end of the block."""
 
@@ -147,9 +147,6 @@ class Reservation:
     started: bool = field(default=False, init=False)
     seconds: float = field(default=0.0, init=False)  # of its audio, not decoded yet
     _done_s: float = field(default=0.0, init=False)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -26,9 +26,6 @@ import httpx
 PORTS = {"http": 80, "https": 443}
 """Those that may be called on public addresses, by scheme."""
 
-MAX_LENGTH = 2048
-"""Characters of a URL, which is stored with its job."""
-
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 """All IPv6 addresses that are assigned globally; NAT64, segment routing (5f00::/16), discard and local
 addresses are outside."""
@@ -66,8 +63,6 @@ class Refused(Exception):
 def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
     """The URL, if it may be called. An address in it is checked here, a name only when it is resolved.
     Raises Refused."""
-    if len(url) > MAX_LENGTH:
-        raise Refused(f"the URL is longer than {MAX_LENGTH} characters")
     if any(c.isspace() or not c.isprintable() for c in url):  # `urlsplit` drops some of them
         raise Refused("the URL must have no spaces, line breaks or control characters")
     try:
@@ -75,12 +70,9 @@ def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
         port = parts.port
     except ValueError as error:
         raise Refused(f"not a URL ({error})") from error
-    if parts.scheme not in ("http", "https"):
-        raise Refused("the URL must begin with http:// or https://")
-    if not parts.hostname or parts.username is not None or parts.password is not None:
-        raise Refused("the URL needs a host, and must have no user name or password")
-    if port == 0:
-        raise Refused("port 0 cannot be called")
+    named = parts.username is not None or parts.password is not None
+    if parts.scheme not in PORTS or not parts.hostname or named or port == 0:
+        raise Refused("the URL must have http or https, a host, and no user name or password")
     _check_host(parts.hostname, port or PORTS[parts.scheme], allowed)
     return url
 
@@ -110,11 +102,6 @@ def literal(host: str) -> Address | None:
         return ipaddress.IPv4Address(socket.inet_aton(host))
     except (OSError, UnicodeEncodeError):
         return None
-
-
-def networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Parse networks. Raises ValueError."""
-    return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 def resolve_name(host: str, port: int) -> list[str]:
@@ -169,9 +156,6 @@ class CheckedBackend(httpcore.NetworkBackend):
                 if left == 1:
                     raise
         raise AssertionError("an address at least, see above")
-
-    def connect_unix_socket(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
-        raise httpcore.ConnectError("Unix sockets may not be called")
 
 
 class DeadlineStream(httpcore.NetworkStream):
@@ -237,21 +221,17 @@ def client(
 def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
     """Raises Refused."""
     name = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".").lower()
-    if "%" in name:
-        raise Refused("the host must have no zone and no escapes")
-    if name == "localhost" or name.endswith(".localhost"):
-        raise Refused("localhost may not be called")
-    address = literal(name)
-    if address is None and not _resolvable(name):
-        raise Refused("the host must be a name or an address")
-    if address is not None and not may_call(address, port, allowed):
+    address, local = literal(name), f".{name}".endswith(".localhost")
+    if local or "%" in name or (address is None and not _resolvable(name)):
+        raise Refused("the host must be an address, or the name of another machine")
+    if address is None:
+        may = port in PORTS.values() or bool(allowed)
+    else:
+        may = may_call(address, port, allowed)
+    if not may:
         raise Refused(
-            f"{name} may not be called: the address is private, reserved or this machine's, "
+            f"{name} may not be called: its address is private, reserved or this machine's, "
             f"or the port is not one of {', '.join(map(str, PORTS.values()))}"
-        )
-    if address is None and port not in PORTS.values() and not allowed:
-        raise Refused(
-            f"port {port} may not be called; allowed ports are {', '.join(map(str, PORTS.values()))}"
         )
 
 

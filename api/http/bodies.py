@@ -18,7 +18,6 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fastapi import Request
@@ -29,7 +28,7 @@ from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSati
 
 from forescribe.asr.errors import OutputError, temporary_errors
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid, unknown
 from ..settings import Settings
 
 MAX_DEPTH = 32
@@ -60,15 +59,15 @@ def loads(data: str | bytes, param: str) -> Any:
     else:
         marks = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if marks > MAX_MARKS:
-        raise _refused(param, f"JSON with more than {MAX_MARKS} values")
+        raise invalid(param, f"JSON with more than {MAX_MARKS} values")
     try:
         value = json.loads(data, parse_constant=_no_constant)
     except RecursionError:
-        raise _refused(param, f"JSON nested deeper than {MAX_DEPTH} levels") from None
+        raise invalid(param, f"JSON nested deeper than {MAX_DEPTH} levels") from None
     except json.JSONDecodeError as error:
-        raise _refused(param, f"invalid JSON ({error.msg})") from error
+        raise invalid(param, f"invalid JSON ({error.msg})") from error
     except ValueError as error:  # not UTF-8, a number of thousands of digits, NaN
-        raise _refused(
+        raise invalid(
             param, "invalid JSON (a character or a number that is not allowed)"
         ) from error
     _check(value, param)
@@ -78,9 +77,9 @@ def loads(data: str | bytes, param: str) -> Any:
 def text(value: str, param: str) -> str:
     """The text, if it can be stored and sent. Raises ApiError `invalid_value`."""
     if "\0" in value:
-        raise _refused(param, "text with a NUL character")
+        raise invalid(param, "text with a NUL character")
     if _SURROGATE.search(value):
-        raise _refused(param, "text with half of a surrogate pair")
+        raise invalid(param, "text with half of a surrogate pair")
     return value
 
 
@@ -115,7 +114,7 @@ def media_type(request: Request) -> str:
 
 async def small_field(request: Request, name: str) -> Any:
     """The field's value, from the body or else from the query; None if it is absent. Raises ApiError, for
-    other fields too: nothing is accepted and then ignored."""
+    other fields too."""
     fields: dict[str, Any] = dict(request.query_params)
     kind = media_type(request)
     if kind == "application/json":
@@ -124,8 +123,7 @@ async def small_field(request: Request, name: str) -> Any:
         async with request.form(max_files=0, max_fields=4, max_part_size=MAX_BYTES) as form:
             fields |= form
     for other in fields.keys() - {name}:
-        message = f"unknown field {other[:100]!r}; known: {name}"
-        raise ApiError("invalid_value", message, param=other[:100])
+        raise unknown(other, [name])
     return fields.get(name)
 
 
@@ -150,12 +148,6 @@ class Form:
     fields: tuple[tuple[str, str], ...]
     file: BinaryIO | None = None
     name: str | None = None
-
-    def required_file(self, field: str = "file") -> BinaryIO:
-        """The file. Raises ApiError `missing_file`, which names its field."""
-        if self.file is None:
-            raise ApiError("missing_file", f"the form has no file {field!r}", param=field)
-        return self.file
 
 
 @asynccontextmanager
@@ -203,27 +195,20 @@ class RangedFile(FileResponse):
             raise ApiError("range_not_satisfiable", text, param="Range", more=more) from error
 
 
-async def file_response(path: Path, *, filename: str, media_type: str) -> FileResponse:
-    """For browsers to play, and to save under this name. Raises FileNotFoundError."""
-    return RangedFile(
-        path,
-        media_type=media_type,
-        headers=HEADERS,
-        filename=filename,
-        stat_result=await asyncio.to_thread(path.stat),
-        content_disposition_type="inline",
-    )
-
-
 @asynccontextmanager
 async def in_thread(block: AbstractContextManager[T]) -> AsyncIterator[T]:
     """The value of `block`, which may wait for a disk or a database: it is entered and left in threads,
     outside the event loop, also when the task is cancelled."""
+
+    def leave(entered: asyncio.Future[T]) -> None:
+        if not entered.cancelled() and entered.exception() is None:
+            asyncio.get_running_loop().run_in_executor(None, block.__exit__, None, None, None)
+
     entering = asyncio.ensure_future(asyncio.to_thread(block.__enter__))
     try:
         value = await asyncio.shield(entering)
     except asyncio.CancelledError:
-        entering.add_done_callback(lambda done: _leave_later(block, done))
+        entering.add_done_callback(leave)
         raise
     try:
         yield value
@@ -328,23 +313,13 @@ def _check(root: Any, param: str) -> None:
         if isinstance(value, str):
             text(value, param)
         elif isinstance(value, float) and not math.isfinite(value):
-            raise _refused(param, "a number that is too large")
+            raise invalid(param, "a number that is too large")
         elif isinstance(value, dict | list):
             if depth > MAX_DEPTH:
-                raise _refused(param, f"JSON nested deeper than {MAX_DEPTH} levels")
+                raise invalid(param, f"JSON nested deeper than {MAX_DEPTH} levels")
             children = value if isinstance(value, list) else [*value, *value.values()]
             pending += [(child, depth + 1) for child in children]
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _refused(param: str, reason: str) -> ApiError:
-    return ApiError("invalid_value", f"{param}: {reason}", param=param)
-
-
-def _leave_later(block: AbstractContextManager[T], entered: asyncio.Future[T]) -> None:
-    """Leave a block that was entered for a task that has been cancelled."""
-    if not entered.cancelled() and entered.exception() is None:
-        asyncio.get_running_loop().run_in_executor(None, block.__exit__, None, None, None)

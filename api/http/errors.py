@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forescribe.asr.errors import ForescribeError
 
-from ..errors import ApiError, refusal
-from ..telemetry import CURRENT, UNLOGGED, Metrics, place_of, report
+from ..errors import ApiError, invalid, refusal
+from ..telemetry import CURRENT, UNLOGGED, Metrics, report, report_fault
 from ..wording import message, place
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -37,7 +37,7 @@ WORD = re.compile(r"[A-Za-z0-9._-]{1,128}")
 UNKNOWN = "unknown"
 """The route of a request that has none."""
 
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+_CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed"}
 
 
 def install(app: FastAPI) -> None:
@@ -53,7 +53,15 @@ def install_database(app: FastAPI) -> None:
     """Install the handler for database errors, if there are jobs."""
     from sqlalchemy.exc import DBAPIError
 
-    app.add_exception_handler(DBAPIError, _database_error)
+    async def answer(request: Request, error: Exception) -> Response:
+        """503 if the database is away, so that clients retry. Other database errors are faults."""
+        assert isinstance(error, DBAPIError)
+        if not await asyncio.to_thread(request.app.state.jobs.store.database.lost, error):
+            raise error
+        text = "the jobs' database cannot be reached; try again"
+        return _answer(request, ApiError("not_ready", text))
+
+    app.add_exception_handler(DBAPIError, answer)
 
 
 class RequestId:
@@ -87,9 +95,7 @@ class RequestId:
         try:
             await self.app(scope, receive, send_with_id)
         except Exception as error:
-            report(
-                "fault", request_id=request_id, error=type(error).__name__, place=place_of(error)
-            )
+            report_fault(error, request_id=request_id)
             if status:
                 raise  # half of the answer is sent: the server has to close the connection
             failed = ApiError("internal_error", "the server failed; the fault is logged")
@@ -137,34 +143,17 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = place(first["loc"][1:])  # behind `query`, `path` or `header`
-    return _answer(request, ApiError("invalid_value", f"{param}: {message(first)}", param=param))
+    return _answer(request, invalid(param, message(first)))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Errors of the framework: an unknown route, a wrong method, a body that cannot be read."""
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "invalid_value")
-    headers = dict(error.headers or {})
-    text = str(error.detail)
-    if code == "method_not_allowed":
-        text = f"{request.method} is not a method of this route"
-    elif code == "not_found" and error.detail == "Not Found":
-        text = f"there is no route {request.url.path!r}"
+    text = f"{request.method} {request.url.path!r}: {error.detail}"
     response = _answer(request, ApiError(code, text))
-    response.headers.update(headers)
+    response.headers.update(error.headers or {})
     return response
-
-
-async def _database_error(request: Request, error: Exception) -> Response:
-    """Answer 503 if the database is away, so that clients retry. Other database errors are faults."""
-    from sqlalchemy.exc import DBAPIError
-
-    assert isinstance(error, DBAPIError)
-    if not await asyncio.to_thread(request.app.state.jobs.store.database.lost, error):
-        raise error
-    return _answer(
-        request, ApiError("not_ready", "the jobs' database cannot be reached; try again")
-    )
 
 
 async def _gone(request: Request, error: Exception) -> Response:

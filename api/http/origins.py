@@ -138,18 +138,9 @@ class OriginGuard:
             try:
                 self._check(scope)
             except ApiError as error:
-                return await self._refuse(error, scope, receive, send)
+                self.refused(error.code)
+                return await refusal(scope["path"], error)(scope, receive, send)
         await self.app(scope, receive, send)
-
-    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        self.refused(error.code)
-        answers = scope["type"] == "http" or "websocket.http.response" in scope.get(
-            "extensions", {}
-        )
-        if not answers:
-            await send({"type": "websocket.close", "code": 1008, "reason": "forbidden"})
-        else:
-            await refusal(scope["path"], error)(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         """Raises ApiError `forbidden`."""
@@ -157,7 +148,11 @@ class OriginGuard:
         text = headers.get("host", "")
         host = Host.parse(text)
         if host is None or not self._answers_to(host):
-            raise ApiError("forbidden", _unknown_host(text))
+            raise ApiError(
+                "forbidden",
+                f"this server does not answer to the name {text[:200]!r}; if it should, add it to "
+                "`allowed_hosts`",
+            )
         origin = headers.get("origin")
         if not self._may_call(headers, origin, host, scope.get("method")):
             pages = repr(origin[:200]) if origin else "another origin"
@@ -204,12 +199,3 @@ def _checked_host(name: str) -> str:
             f"{name!r} is not a host: give a name without a port, `*.example.com`, or `*`"
         )
     return wildcard + host.name
-
-
-def _unknown_host(host: str) -> str:
-    if not host:
-        return "the request has no valid Host header: send one"
-    return (
-        f"this server does not answer to the name {host[:200]!r}; if it should, add it to "
-        "`allowed_hosts`"
-    )

@@ -54,7 +54,8 @@ class Webhooks:
         """Make one attempt for a job with a callback."""
         assert job.hook_url is not None and job.hook_secret is not None
         id, now = f"msg_{job.id}.{job.run}", datetime.fromtimestamp(int(time.time()), UTC)
-        text = body(job)
+        event = {"type": f"job.{job.state}", "job_id": job.id, "state": job.state}
+        text = json.dumps({**event, "url": f"/v1/jobs/{job.id}"})  # no transcript, no file name
         headers = {
             "content-type": "application/json",
             "webhook-id": id,
@@ -78,12 +79,6 @@ class Webhooks:
         if number >= len(self.schedule_s):
             return None
         return self.schedule_s[number] * (1 + JITTER * random.random())
-
-
-def body(job: Job) -> str:
-    """The body that receivers get: no text, no file name."""
-    event = {"type": f"job.{job.state}", "job_id": job.id, "state": job.state}
-    return json.dumps({**event, "url": f"/v1/jobs/{job.id}"})
 
 
 def check_secret(secret: str) -> str:

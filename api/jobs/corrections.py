@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid
 from ..http.bodies import label
-from ..wording import told
+from ..wording import Frozen
 from .database import Tx
 from .store import Store
 from .tables import Job
@@ -52,11 +52,9 @@ NewWord = tuple[Text, Seconds, Seconds]
 """Text with its leading space, start, end."""
 
 
-class NewSegment(BaseModel):
+class NewSegment(Frozen):
     """A segment that somebody has changed. `text` has a leading space, as in the result, and is that of its
     words, if it has any."""
-
-    model_config = ConfigDict(extra="forbid")
 
     start: Seconds
     end: Seconds
@@ -65,30 +63,19 @@ class NewSegment(BaseModel):
     words: list[Number | NewWord] | None = None
 
 
-class Corrections(BaseModel):
+class Corrections(Frozen):
     """What has been changed. `merged` speakers count as others, then `names` replace labels."""
-
-    model_config = ConfigDict(extra="forbid")
 
     segments: list[Number | NewSegment]
     names: Annotated[dict[Name, Name], Field(max_length=MAX_SPEAKERS)] = {}
     merged: Annotated[dict[Name, Name], Field(max_length=MAX_SPEAKERS)] = {}
     note: Annotated[str, Field(strict=True, max_length=MAX_NAME)] = ""
 
-    @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> Corrections:
-        """Raises ApiError `invalid_value`."""
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            place, message = told(error.errors(), cls.model_fields)
-            raise _invalid(place or "body", message) from None
-
     def apply(self, transcript: Transcript) -> Transcript:
         """The transcript with the corrections. Raises ApiError `invalid_value` if they do not fit it."""
         chained = self.merged.keys() & set(self.merged.values())
         if chained:
-            raise _invalid("merged", f"{chained.pop()!r} is merged and merged into")
+            raise invalid("merged", f"{chained.pop()!r} is merged and merged into")
         changed = [s for s in self.segments if isinstance(s, NewSegment)]
         words = (word for segment in changed for word in segment.words or ())
         _check_once("segments", self.segments, len(transcript.segments))
@@ -132,7 +119,7 @@ class _Original:
         if new.words is not None:
             words = tuple(self._word(word, new.speaker) for word in new.words)
             if "".join(w.text for w in words).split() != new.text.split():
-                raise _invalid("segments", f"the text at {new.start} s is not that of its words")
+                raise invalid("segments", f"the text at {new.start} s is not that of its words")
         return replace(
             self._at(start),
             start_sample=start,
@@ -160,7 +147,7 @@ class _Original:
         start, end = samples_at(start_s), samples_at(end_s)
         if not start <= end <= self.last:
             text = f"from {start_s} to {end_s} s is no time of this recording"
-            raise _invalid("segments", text)
+            raise invalid("segments", text)
         return start, end
 
     def _at(self, start: int) -> Segment:
@@ -312,9 +299,9 @@ def _check_once(what: str, items: Iterable[object], count: int) -> None:
     for number in (item for item in items if isinstance(item, int)):
         if number >= count:
             text = f"the result has {count} {what}, and none is number {number}"
-            raise _invalid("segments", text)
+            raise invalid("segments", text)
         if number in seen:
-            raise _invalid("segments", f"number {number} of the {what} is named twice")
+            raise invalid("segments", f"number {number} of the {what} is named twice")
         seen.add(number)
 
 
@@ -332,7 +319,3 @@ def latest_version(job: Job) -> int:
 def _stale() -> ApiError:
     text = "the transcript has been changed by somebody else: read its corrections again"
     return ApiError("version_conflict", text, param="If-Match")
-
-
-def _invalid(param: str, reason: str) -> ApiError:
-    return ApiError("invalid_value", f"{param}: {reason}", param=param)

@@ -1,9 +1,5 @@
 """The job database: SQLite in a file or PostgreSQL, by the same statements.
 
-    database = Database.open("sqlite:///jobs.db")
-    with database.transaction() as tx:
-        tx.execute(...)
-
 Knows connections, transactions and their faults; does not know what rows mean.
 """
 

@@ -1,10 +1,5 @@
 """The files of jobs: audio, request, plan, groups, transcripts, corrections; each job has a folder.
 
-    files = DiskFiles(folder)                       # or ObjectFiles(store, folder, cache_bytes)
-    name = files.put(job, "plan", b"...")           # "plan-<16 hexadecimal digits>", never used again
-    with files.local(job, name).open("rb") as file: ...
-    files.delete_all(job)
-
 A file is complete once `put` returns, and is never changed; a row says which one counts (`api.jobs.store`).
 What a process that died was writing is in no row, and leaves with its job. Methods that write raise
 OutputError for a disk, StorageError for object storage that refuses or does not answer; those that read raise
@@ -64,7 +59,7 @@ class DiskFiles:
         return shutil.disk_usage(self.root).free
 
     def put(self, job: str, role: str, data: bytes | BinaryIO) -> str:
-        """Store the bytes, or the whole of a file, and return the name."""
+        """Store the bytes, or the whole of a file, and return the name, which is never used again."""
         name = _new_name(role)
         path = self.root / job / name
         with disk_errors():

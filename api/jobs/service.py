@@ -1,9 +1,5 @@
 """Jobs in a process: start, hand-over to the next process, operations of clients, and retention.
 
-    jobs = Jobs.open(settings, serving)
-    jobs.start()                              # work continues where it was
-    jobs.stop()                               # the next process continues the work in progress
-
 A job of another owner is reported as unknown. Retention erases jobs, audio, keys and uploads that are older
 than the settings keep them; deletion on request uses the same `erase`. Does not know HTTP: routes use
 `submissions`, `operations`, `corrected` and `uploads`, from any thread that runs no event loop.
@@ -17,14 +13,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forescribe.asr.errors import CapacityError, StorageError, UsageError, how_to_install
 from forescribe.asr.formats.transcript import Transcript
 
-from ..access.outbound import networks
-from ..errors import ApiError
+from ..errors import ApiError, invalid
 from ..http.bodies import split_name
 from ..settings import Settings
 from ..speech.serving import Serving
@@ -64,6 +60,8 @@ PATIENCE_S = 30.0
 
 AUDIO = re.compile("audio")
 
+UNKNOWN = "there is no such job"
+
 ID = re.compile(r"job_[0-9a-f]{32}")
 
 
@@ -88,7 +86,7 @@ class Jobs:
             store,
             serving,
             walk(settings, serving, store, metrics),
-            webhooks or Webhooks(allowed=networks(settings.webhook_networks)),
+            webhooks or Webhooks(allowed=settings.webhook_networks),
             metrics,
             self._stopping,
             concurrency=0 if settings.front_end else settings.job_concurrency,
@@ -97,7 +95,8 @@ class Jobs:
         self.operations = Operations(store, self.worker, metrics)
         self.corrected = CorrectedJobs(store, self.operations.get, self.operations.transcript)
         self._swept_s = -SWEEP_S
-        retention = "retention", self._retain, self._pause, self._stopping
+        pause = partial(self._stopping.wait, RETENTION_TICK_S)
+        retention = "retention", self._retain, pause, self._stopping
         self._retention = threading.Thread(target=repeat, args=retention, daemon=True)
         self._watch()
 
@@ -149,9 +148,6 @@ class Jobs:
 
     # -- retention, in a thread of its own: deletions in object storage take long, and leases must not wait
 
-    def _pause(self) -> None:
-        self._stopping.wait(RETENTION_TICK_S)
-
     def _retain(self) -> None:
         self.store.files.trim()
         self.uploads.expire(UPLOAD_KEPT_S)
@@ -180,7 +176,7 @@ class Jobs:
         watch("jobs_oldest_seconds", f"Age of the oldest unfinished job, {whole}.", rows.oldest_s)
         watch("disk_free_bytes", "Free space for audio and results.", lambda: files.free)
         text = "Requests to object storage, repetitions included, by kind."
-        metrics.count("store_requests", text, "kind", lambda: files.requests)
+        metrics.count("store_requests", text, lambda: files.requests, "kind")
 
 
 class Operations:
@@ -194,7 +190,7 @@ class Operations:
         # The form of an id is checked first: databases refuse some characters.
         job = self.store.jobs.get(id, owner) if ID.fullmatch(id) else None
         if job is None:
-            raise _unknown()
+            raise ApiError("job_not_found", UNKNOWN)
         return job
 
     def transcript(self, id: str, owner: str) -> Transcript:
@@ -215,8 +211,8 @@ class Operations:
         if not name.casefold().endswith(ending.casefold()):
             name += ending
         if len(name) > MAX_LABEL_LENGTH:
-            text = f"label: {len(name)} characters with its ending; give {MAX_LABEL_LENGTH} at most"
-            raise ApiError("invalid_value", text, param="label")
+            text = f"{len(name)} characters with its ending; give {MAX_LABEL_LENGTH} at most"
+            raise invalid("label", text)
         with self.store.transaction() as tx:
             self.store.jobs.update(tx, id, label=name)
         return self.get(id, owner)
@@ -271,7 +267,7 @@ class Operations:
         with self.store.transaction() as tx:
             job = self.store.jobs.locked(tx, id)
             if job is None:
-                raise _unknown()
+                raise ApiError("job_not_found", UNKNOWN)
             if job.state not in states:
                 raise ApiError("conflict", f"the job is {job.state}, not {' or '.join(states)}")
             if "audio" not in job.files:
@@ -318,7 +314,3 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectFiles:
         kind = CapacityError if error.code == "storage_unavailable" else UsageError
         raise kind(f"blobs_url: {error.message}") from error
     return files
-
-
-def _unknown() -> ApiError:
-    return ApiError("job_not_found", "there is no such job")

@@ -1,15 +1,9 @@
 """The job store: a database and a place of files, opened together.
 
-    store = Store.open(folder)
-    with store.transaction() as tx:
-        store.jobs.insert(tx, job)                      # a queued row is the queue
-    job, _ = store.jobs.claim("process 1", beside=())   # the next one, for `LEASE_S` unless it is renewed
-    store.save(job.id, "plan", text, refer)             # a file, once its name is in the row
-
-A job that is worked on has a lease of its own: the process that claimed it, and until when. Leases and
-callbacks are measured by the database's clock, so no machine's clock matters. Every write of a run is bound
-to its `Claim`, so that a run that was cancelled or replaced, or whose process was taken for dead, writes
-nothing. Does not know HTTP or what files hold.
+Queued rows are the queue. A job that is worked on has a lease of its own: the process that claimed it, and
+until when. Leases and callbacks are measured by the database's clock, so no machine's clock matters. Every
+write of a run is bound to its `Claim`, so that a run that was cancelled or replaced, or whose process was
+taken for dead, writes nothing. Does not know HTTP or what files hold.
 """
 
 from __future__ import annotations
@@ -296,7 +290,11 @@ class JobTable:
             job = _job(tx.execute(query))
             if job is None:
                 return None
-            taken_over, deaths = job.claimed_by is not None, deaths_of(job)
+            taken_over = job.claimed_by is not None
+            deaths = {  # with that of the process that had it: who leaves a job at risk is dead
+                "deaths_beside": job.deaths_beside + (job.risk == "beside"),
+                "deaths_alone": job.deaths_alone + (job.risk == "alone"),
+            }
             if deaths["deaths_alone"] >= len(ALONE_AFTER_S):
                 text = f"{sum(deaths.values())} processes died while they worked on this job"
                 return self.fail(tx, job, "crashed", text), taken_over
@@ -433,14 +431,6 @@ class JobTable:
     def _read(self, query: sa.Select[Any]) -> list[Job]:
         with self._database.engine.connect() as tx:
             return [Job(**row._mapping) for row in tx.execute(query)]
-
-
-def deaths_of(job: Job) -> dict[str, int]:
-    """The deaths of a job's processes, with that of the one that had it: who leaves a job at risk is dead."""
-    return {
-        "deaths_beside": job.deaths_beside + (job.risk == "beside"),
-        "deaths_alone": job.deaths_alone + (job.risk == "alone"),
-    }
 
 
 def _job(found: sa.CursorResult[Any]) -> Job | None:

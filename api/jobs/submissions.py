@@ -1,8 +1,5 @@
 """Submissions: a checked request and its audio become a durable job, at most once for each idempotency key.
 
-    submissions.check_capacity(owner, keyed=True)      # before the audio is received
-    job = await submissions.accept(owner, form, file, label, key)
-
 A job that is returned is on disk: audio, queue entry and the form of `POST /v1/jobs` with every parameter.
 Does not know HTTP.
 """
@@ -23,10 +20,10 @@ from sqlalchemy.exc import IntegrityError
 from forescribe.asr.decode.options import Options
 
 from ..access import outbound
-from ..errors import ApiError
+from ..errors import ApiError, invalid
 from ..settings import Settings
 from ..speech import forms
-from ..speech.forms import TranscriptionForm, invalid
+from ..speech.forms import TranscriptionForm
 from ..speech.serving import Serving
 from ..telemetry import place
 from .callbacks import check_secret
@@ -245,7 +242,7 @@ def shown(form: JobForm) -> dict[str, Any]:
 
 def _check_callback(url: str, form: JobForm, settings: Settings) -> None:
     try:
-        outbound.check_url(url, outbound.networks(settings.webhook_networks))
+        outbound.check_url(url, settings.webhook_networks)
     except outbound.Refused as error:
         raise invalid("webhook_url", str(error)) from error
     secret = form.webhook_secret or settings.webhook_secret

@@ -1,8 +1,5 @@
 """The walk of a job, from its audio to its result, and what happens when one of its steps fails.
 
-    run = Run(job, claim, serving, stopping)
-    walk(run)        # the job has ended when it returns, unless the run was replaced or the process ends
-
 Each step looks in the row for what exists already and stores what it makes as a file that the row names
 (`Store.save`), so a walk that was interrupted goes on from there, in whatever process. An error that may pass
 is retried here; one that stays fails the job, with a code. A database or object storage that is away and a
@@ -13,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import shutil
 import tempfile
 import threading
@@ -33,7 +29,7 @@ from ..errors import ApiError
 from ..settings import Settings
 from ..speech.decoding import Decoding
 from ..speech.serving import NAME, Serving
-from ..telemetry import place, place_of
+from ..telemetry import place, report_fault
 from .callbacks import JobMetrics
 from .database import Tx
 from .store import Store
@@ -71,8 +67,6 @@ MIN_FREE_BYTES = 4 << 20
 AWAY_S = 1.0
 """Seconds between checks of a database or a disk that is away."""
 
-log = logging.getLogger("forescribe.api")
-
 T = TypeVar("T")
 
 
@@ -84,13 +78,6 @@ class Stopping(BaseException):
 class RunReplaced(BaseException):
     """The run is not the job's current one, or another process has it: its results are dropped. No Exception
     either."""
-
-
-class Failed(Exception):
-    """A step has failed for good."""
-
-    def __init__(self, error: ApiError) -> None:
-        self.error = error
 
 
 class Run:
@@ -163,7 +150,7 @@ class Walk:
         self._retrying = threading.Lock()
 
     def __call__(self, run: Run) -> None:
-        """Raises RunReplaced, Stopping, and what the database raises if it refuses the end."""
+        """Ends the job. Raises RunReplaced, Stopping, and what the database raises if it refuses the end."""
         with self.serving.idle.hold():
             try:
                 if run.job.kind == "transcribe":
@@ -173,8 +160,8 @@ class Walk:
                     self.attempt("assemble", run, self.assemble)
                 self.attempt("diarize", run, self.diarize)
                 self.attempt("finish", run, self.finish)
-            except Failed as failed:
-                self.attempt("fail", run, partial(self.fail, error=failed.error))
+            except ApiError as error:
+                self.attempt("fail", run, partial(self.fail, error=error))
             finally:
                 run.release()
 
@@ -376,8 +363,8 @@ class Walk:
     # -- when one fails ---------------------------------------------------------------------------
 
     def attempt(self, name: str, run: Run, step: Callable[[Run], T], *, engine: bool = False) -> T:
-        """What the step returns. `engine`: it waits for the engine that all jobs share. Raises Failed,
-        RunReplaced, Stopping."""
+        """What the step returns. `engine`: it waits for the engine that all jobs share. Raises ApiError if it
+        has failed for good, RunReplaced, Stopping."""
         pauses, retrying, again = iter(PAUSES_S), False, False
         while True:
             run.check()
@@ -392,7 +379,7 @@ class Walk:
                 again = True
                 self.rest(run)
                 if self.outage(error):
-                    report_fault(name, error)
+                    report_job_fault(name, error)
                     run.pause(AWAY_S)
                     while not self.writable():
                         run.pause(AWAY_S)
@@ -403,7 +390,7 @@ class Walk:
             broken = self.serving.life.state in ("broken", "failed")  # the engine, not the job
             pause_s = POLL_S if broken else next(pauses, None)
             if pause_s is None or not (broken or failure.code in TEMPORARY):
-                raise Failed(failure)
+                raise failure
             run.pause(pause_s)
             retrying = True
 
@@ -440,10 +427,8 @@ class Walk:
             self._retrying.release()
 
 
-def report_fault(where: str, error: Exception) -> None:
-    """Log the type and the place of an error. Its message may contain text of a transcript."""
-    entry = {"event": "job_fault", "in": where, "error": type(error).__name__}
-    log.error(json.dumps({**entry, "place": place_of(error)}))
+def report_job_fault(where: str, error: Exception) -> None:
+    report_fault(error, "job_fault", **{"in": where})
 
 
 def _failure(name: str, error: Exception) -> ApiError:
@@ -452,7 +437,7 @@ def _failure(name: str, error: Exception) -> ApiError:
         return error
     if isinstance(error, ForescribeError):
         return ApiError.of(error)
-    report_fault(name, error)
+    report_job_fault(name, error)
     return ApiError("internal_error", "the server failed")
 
 

@@ -1,10 +1,5 @@
 """The threads that take jobs and callbacks from the queue, and keep their leases.
 
-    worker = Worker(store, serving, walk, webhooks, metrics, stopping, concurrency=4)
-    worker.start()
-    worker.wake()                # something was queued
-    worker.stop()                # the next process goes on at once
-
 Each job has a thread that renews its lease while another one works on it, so a job whose work has broken off
 is free soon, whatever its process does beside it. A job that two processes died over is done by one that has
 been well for a while and has nothing else in hand (docs/development/job-durability.md). A process that was
@@ -28,7 +23,7 @@ from ..speech.serving import Serving
 from .callbacks import JobMetrics, Webhooks
 from .store import BESIDE, LEASE_S, Store
 from .tables import Claim, Job
-from .walk import RELEASE_S, Run, RunReplaced, Stopping, Walk, report_fault
+from .walk import RELEASE_S, Run, RunReplaced, Stopping, Walk, report_job_fault
 
 POLL_S = 0.2
 """Between two looks at the queue: other processes write to it too, so there is no notification."""
@@ -198,7 +193,7 @@ class Worker:
             with suppress(Exception):  # the database may be away; the lease ends by itself
                 self.store.jobs.release(run.claim)
         except Exception as error:  # likewise
-            report_fault("job", error)
+            report_job_fault("job", error)
 
     # -- callbacks --------------------------------------------------------------------------------
 
@@ -220,7 +215,7 @@ class Worker:
             state = answer if wait_s is None else "pending"
             self.store.jobs.set_callback(job, state, wait_s or 0.0)
         except Exception as error:
-            report_fault("callback", error)
+            report_job_fault("callback", error)
         finally:
             self._calling.discard(job.id)
 
@@ -240,7 +235,7 @@ def repeat(
         except Exception as error:
             if fault is not type(error):
                 fault = type(error)
-                report_fault(where, error)
+                report_job_fault(where, error)
         pause()
 
 

@@ -14,11 +14,11 @@ import json
 import zlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid
 from ..settings import Settings
-from ..wording import told
+from ..wording import Frozen
 from .session import SessionConfig
 
 PREFIX = "ek_"
@@ -33,30 +33,16 @@ MAX_LENGTH = 8192
 """Characters: a browser sends the value in a header."""
 
 
-class SecretLifetime(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class SecretLifetime(Frozen):
     anchor: Literal["created_at"] = "created_at"
     seconds: Annotated[int, Field(ge=MIN_S, le=MAX_S)] = DEFAULT_S
 
 
-class SecretForm(BaseModel):
+class SecretForm(Frozen):
     """`/v1/realtime/client_secrets`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     expires_after: SecretLifetime = SecretLifetime()
     session: dict[str, Any] = Field(default_factory=dict)
-
-    @classmethod
-    def of(cls, body: dict[str, Any]) -> SecretForm:
-        """Raises ApiError `invalid_value`."""
-        given = {name: value for name, value in body.items() if value is not None}
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            param, message = told(error.errors(), cls.model_fields)
-            raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
 
 
 class ClientSecrets:
@@ -83,11 +69,10 @@ class ClientSecrets:
         packed = zlib.compress(json.dumps([owner, expires_at, state]).encode(), 9)
         value = PREFIX + _text(self._signature(packed) + packed)
         if len(value) > MAX_LENGTH:
-            raise ApiError(
-                "invalid_value",
-                "session: does not fit into a client secret; let the browser send prompt and keywords in a "
+            raise invalid(
+                "session",
+                "does not fit into a client secret; let the browser send prompt and keywords in a "
                 "session.update",
-                param="session",
             )
         return value, expires_at
 

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..access.limits import Client
-from ..errors import ApiError
-from ..telemetry import place_of, report
+from ..errors import ApiError, invalid
+from ..telemetry import report, report_fault
 from .audio import SessionAudio
 from .events import (
     APPEND,
@@ -196,8 +196,7 @@ class Connection:
         event: Message = {}
         try:
             if text is None:
-                text = f"a binary message: audio is sent in base64, in {APPEND}"
-                raise ApiError("invalid_value", text, param="event")
+                raise invalid("event", f"a binary message: audio is sent in base64, in {APPEND}")
             if len(text) < LONG_MESSAGE:
                 event = client_event(text)
             else:
@@ -355,7 +354,7 @@ class Connection:
 
 
 def _fault(error: Exception) -> End:
-    report("fault", error=type(error).__name__, place=place_of(error))
+    report_fault(error)
     return End(1011, ApiError("internal_error", "the server failed; the fault is logged"))
 
 
@@ -373,4 +372,4 @@ def _decoded(audio: str) -> bytes:
     try:
         return base64.b64decode(audio, validate=True)
     except ValueError as error:
-        raise ApiError("invalid_value", "audio: not base64", param="audio") from error
+        raise invalid("audio", "not base64") from error

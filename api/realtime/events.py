@@ -23,7 +23,7 @@ from forescribe.asr.live.events import (
     SpeechStopped,
 )
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid, unknown
 from ..http.bodies import loads
 from ..speech.answers import languages, speaker_segments, token_logprobs, warnings
 
@@ -53,7 +53,7 @@ def client_event(text: str) -> Message:
     """The object in a text message. Raises ApiError."""
     event = loads(text, "event")
     if not isinstance(event, dict):
-        raise ApiError("invalid_value", "an event is a JSON object", param="event")
+        raise invalid("event", "not a JSON object")
     return event
 
 
@@ -68,18 +68,15 @@ def check(event: Message) -> None:
     kind = event.get("type")
     known = FIELDS.get(kind) if isinstance(kind, str) else None
     if known is None:
-        text = f"type is {str(kind)[:100]!r}; a transcription session takes {', '.join(FIELDS)}"
-        raise ApiError("invalid_value", text, param="type")
+        raise invalid("type", f"{str(kind)[:100]!r} is not one of {', '.join(FIELDS)}")
     if event.get("event_id") is not None and id_of(event) is None:
-        text = f"event_id: a string of at most {MAX_EVENT_ID} characters"
-        raise ApiError("invalid_value", text, param="event_id")
+        raise invalid("event_id", f"not a string of at most {MAX_EVENT_ID} characters")
     for name in event.keys() - known - {"type", "event_id"}:
-        text = f"unknown field {name[:100]!r} of {kind}"
-        raise ApiError("invalid_value", text, param=name[:100])
+        raise unknown(name, known)
     for name, wanted in (("session", dict), ("audio", str)):
         if name in known and not isinstance(event.get(name), wanted):
             what = "an object" if wanted is dict else "a string in base64"
-            raise ApiError("invalid_value", f"{name}: {kind} needs {what}", param=name)
+            raise invalid(name, f"{kind} needs {what}")
 
 
 def error_event(error: ApiError, event_id: str | None = None) -> Message:
@@ -97,16 +94,24 @@ class ItemEvents:
         self._session = secrets.token_hex(6)
         self._previous: str | None = None
 
-    def id(self, number: int) -> str:
-        """The id of an item."""
-        return f"item_{self._session}{number:06}"
-
     def of(self, event: Event) -> list[Message]:
-        item_id = self.id(event.item)
+        item_id = f"item_{self._session}{event.item:06}"
         if isinstance(event, Delta):
-            return [self._delta(item_id, event)]
+            logprobs = None
+            if self.logprobs:
+                logprobs = token_logprobs(token for word in event.words for token in word.tokens)
+            return [_of_transcript(item_id, "delta", delta=event.text, logprobs=logprobs)]
         if isinstance(event, Hypothesis):
-            return [_hypothesis(item_id, event)] if self.hypotheses else []
+            told = {
+                "type": "forescribe.hypothesis",
+                "item_id": item_id,
+                "committed": event.committed,
+                "tail": event.tail,
+                "audio_ms": _ms(event.audio_s),
+                "rounds": event.rounds,
+                "lag_ms": _ms(event.lag_s),
+            }
+            return [told] if self.hypotheses else []
         if isinstance(event, SpeechStarted):
             at = {"audio_start_ms": _ms(event.at_s)}
             return [{"type": "input_audio_buffer.speech_started", **at, "item_id": item_id}]
@@ -118,17 +123,13 @@ class ItemEvents:
             return self._committed(item_id)
         if isinstance(event, Completed):
             self.open.discard(event.item)
-            return [*_segments(item_id, event), self._completed(item_id, event)]
+            found = speaker_segments(event.transcript)
+            segments = [_of_transcript(item_id, "segment", **segment) for segment in found]
+            return [*segments, self._completed(item_id, event)]
         assert isinstance(event, Failed)
         self.open.discard(event.item)
         error = ApiError.of(event.error).body()["error"]
         return [_of_transcript(item_id, "failed", error=error)]
-
-    def _delta(self, item_id: str, event: Delta) -> Message:
-        logprobs = None
-        if self.logprobs:
-            logprobs = token_logprobs(token for word in event.words for token in word.tokens)
-        return _of_transcript(item_id, "delta", delta=event.text, logprobs=logprobs)
 
     def _committed(self, item_id: str) -> list[Message]:
         place = {"previous_item_id": self._previous}
@@ -158,23 +159,6 @@ class ItemEvents:
             logprobs=token_logprobs(event.tokens) if self.logprobs else None,
             **warnings(transcript),
         )
-
-
-def _hypothesis(item_id: str, event: Hypothesis) -> Message:
-    return {
-        "type": "forescribe.hypothesis",
-        "item_id": item_id,
-        "committed": event.committed,
-        "tail": event.tail,
-        "audio_ms": _ms(event.audio_s),
-        "rounds": event.rounds,
-        "lag_ms": _ms(event.lag_s),
-    }
-
-
-def _segments(item_id: str, event: Completed) -> list[Message]:
-    found = speaker_segments(event.transcript)
-    return [_of_transcript(item_id, "segment", **segment) for segment in found]
 
 
 def _of_transcript(item_id: str, name: str, **facts: object) -> Message:

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from ..errors import ApiError
+from ..errors import ApiError, checked, invalid
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
 from ..speech.diarization import check_pairs
-from ..speech.forms import Known, Languages, LiveForm, TranscriptionForm, check_model
+from ..speech.forms import Known, Languages, LiveForm, TranscriptionForm, VadConfig, check_model
 from ..speech.serving import Serving
-from ..wording import told
+from ..wording import Frozen
 
 if TYPE_CHECKING:
     from forescribe.asr.live.events import LiveOptions
@@ -36,10 +36,6 @@ KNOWN = ("known_speaker_names", "known_speaker_references")
 LOGPROBS = "item.input_audio_transcription.logprobs"
 HYPOTHESES = "forescribe.hypothesis"
 """Not OpenAI's: an event with the whole text so far after each decode."""
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Pcm(Frozen):
@@ -74,12 +70,9 @@ class Detection(Frozen):
     interrupt_response: bool | None = None
 
 
-class ServerVad(Detection):
+class ServerVad(Detection, VadConfig):
     """A turn ends after a silence."""
 
-    type: Literal["server_vad"]
-    threshold: float = Field(0.5, gt=0, le=1)
-    prefix_padding_ms: int = Field(300, ge=0, le=5000)
     silence_duration_ms: int = Field(500, ge=1, le=15000)
     idle_timeout_ms: None = None
 
@@ -130,17 +123,11 @@ class SessionConfig(Frozen):
         """With what a client has given. Format, model and speakers cannot change once audio has come
         (`started`). Raises ApiError `invalid_value` with the place."""
         state = _merged(self.model_dump(mode="json", exclude_none=True), given)
-        try:
-            new = type(self).model_validate(state)
-        except ValidationError as error:
-            place, message = told(error.errors())
-            param = f"{PARAM}.{place}"
-            raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
+        new = checked(type(self), state, f"{PARAM}.")
         for name, value in new._fixed.items():
             if started and value != self._fixed[name]:
-                param = f"{PARAM}.audio.input.{name}"
-                text = f"{param}: cannot change once audio has come; open another session"
-                raise ApiError("invalid_value", text, param=param)
+                text = "cannot change once audio has come; open another session"
+                raise invalid(f"{PARAM}.audio.input.{name}", text)
         return new
 
     @property
@@ -162,7 +149,7 @@ class SessionConfig(Frozen):
         try:
             check_model(wanted.model, settings)
             if any(self.known) and not self.diarize:
-                raise forms.invalid(KNOWN[0], "needs diarize")
+                raise invalid(KNOWN[0], "needs diarize")
             forms.check_speaker_names(wanted.known_speaker_names)
             check_pairs(*self.known)
             options = forms.transcription(TranscriptionForm(**fields), serving, settings)
@@ -170,7 +157,7 @@ class SessionConfig(Frozen):
             param = f"{PARAM}.{TRANSCRIPTION}.{error.param}"
             raise ApiError(error.code, error.message, param=param) from error
         if self.diarize and settings.diarizer == NO_DIARIZER:
-            raise ApiError("invalid_value", "this server does not find speakers", param=DIARIZE)
+            raise invalid(DIARIZE, "this server does not find speakers")
         turns = None
         if isinstance(detection, SemanticVad):
             turns = TurnDetection(eagerness=detection.eagerness)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from forescribe.asr.live.events import Completed, Event, Failed, Hypothesis
 
 from ..access.limits import Client
-from ..errors import RETRY_S, ApiError
+from ..errors import ApiError
 from ..settings import Settings
 from ..speech.serving import Serving
 from .client_secrets import ClientSecrets
@@ -72,7 +72,15 @@ class Streams:
         the client has none, `not_ready` once it ends."""
         place = Place()
         with self._lock:
-            self._check(client)
+            if self.leaving:
+                raise ApiError("not_ready", "the server is draining")
+            if client.name and self._clients[client.name] >= MAX_PER_CLIENT:
+                what = "key" if client.owner else "address"
+                text = f"this {what} has {MAX_PER_CLIENT} live sessions open, its maximum"
+                raise ApiError("rate_limited", text)
+            if len(self._places) >= (most := self.settings.max_streams):
+                text = f"{most} live sessions are open, the maximum of this server"
+                raise ApiError("overloaded", text)
             self._clients[client.name] += 1
             self._places.add(place)
         try:
@@ -104,15 +112,3 @@ class Streams:
             self._items.labels("completed").inc()
         elif isinstance(event, Failed):
             self._items.labels("failed").inc()
-
-    def _check(self, client: Client) -> None:
-        settings = self.settings
-        if self.leaving:
-            raise ApiError("not_ready", "the server is draining")
-        if client.name and self._clients[client.name] >= MAX_PER_CLIENT:
-            what = "key" if client.owner else "address"
-            text = f"this {what} has {MAX_PER_CLIENT} live sessions open, its maximum"
-            raise ApiError("rate_limited", text, retry_after=RETRY_S)
-        if len(self._places) >= settings.max_streams:
-            text = f"{settings.max_streams} live sessions are open, the maximum of this server"
-            raise ApiError("overloaded", text)

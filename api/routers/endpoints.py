@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from ..dependencies import ClientDep, ServingDep, SettingsDep, admitted, transcribed
-from ..errors import ApiError
+from ..errors import ApiError, unknown
 from ..http.openapi import form_body
 from ..settings import NO_DIARIZER
 from ..speech import huggingface_contract
@@ -33,7 +33,7 @@ async def predict(
             raise ApiError("invalid_value", "a field comes twice")
         parameters, warnings = huggingface_contract.parameters(fields.pop("parameters", None))
         if fields:
-            raise ApiError("invalid_value", f"unknown field {next(iter(fields))[:100]!r}")
+            raise unknown(next(iter(fields)), ["file", "parameters"])
         if parameters.language is not None:
             serving.check_language(parameters.language)
         diarizing = settings.diarizer != NO_DIARIZER

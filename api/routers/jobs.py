@@ -32,12 +32,12 @@ from forescribe.asr.formats import files
 from forescribe.asr.formats.subtitles import PLAIN, LineRules
 from forescribe.asr.formats.transcript import Transcript
 
-from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part, reserve
-from ..errors import ApiError
+from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part
+from ..errors import ApiError, checked, invalid
 from ..http.bodies import (
     HEADERS,
     Form,
-    file_response,
+    RangedFile,
     in_thread,
     json_object,
     label,
@@ -93,9 +93,15 @@ async def submit(
 ) -> Response:
     """Accept a job; or return the one that the same Idempotency-Key has created before."""
     serving.check()
-    name, submissions, caller = idempotency_key(request), jobs.submissions, client.owner
+    name = request.headers.get("idempotency-key")
+    if name is not None and not (
+        0 < len(name) <= MAX_KEY_LENGTH and name.isascii() and name.isprintable()
+    ):
+        raise invalid("Idempotency-Key", f"1 to {MAX_KEY_LENGTH} printable ASCII characters")
+    submissions, caller = jobs.submissions, client.owner
     await asyncio.to_thread(submissions.check_capacity, caller, keyed=bool(caller))
-    with reserve(request, client, stored=True) as reservation, submissions.reserved(caller, name):
+    admitted = serving.admission.reserve(client, stored=True)
+    with admitted as reservation, submissions.reserved(caller, name):
         async with receive_form(request, settings) as received:
             reservation.start()
             form = check(parse(JobForm, received.fields), serving, settings)
@@ -128,8 +134,8 @@ def listed(
     try:
         last = None if after is None else jobs.operations.get(after, caller)
     except ApiError as error:
-        text = "after: not the id of a job; give the id of the last job of the previous page"
-        raise ApiError("invalid_value", text, param="after") from error
+        text = "not the id of a job; give the id of the last job of the previous page"
+        raise invalid("after", text) from error
     page, more = jobs.store.jobs.page(caller, limit, last, state)
     return {"object": "list", "data": [job.view() for job in page], "has_more": more}
 
@@ -153,7 +159,7 @@ async def rename(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Re
     given = await small_field(request, "label")
     name = label(given, len(given)) if isinstance(given, str) else None
     if name is None:
-        raise ApiError("invalid_value", "label: give a name", param="label")
+        raise invalid("label", "give a name")
     return _view(await asyncio.to_thread(jobs.operations.rename, id, caller, name))
 
 
@@ -163,7 +169,7 @@ async def events(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Re
     await asyncio.to_thread(jobs.operations.get, id, caller)
     last = whole(request.headers.get("last-event-id", "0"), 10**11)
     if last is None:
-        raise ApiError("invalid_value", "Last-Event-ID: not an event of this job")
+        raise invalid("Last-Event-ID", "not an event of this job")
     return EventStream(follow(jobs, id, last), lambda: None)
 
 
@@ -174,8 +180,7 @@ def line_rules(
     highlight_words: bool = False,
 ) -> LineRules:
     if max_line_count is not None and max_line_width is None and max_words_per_line is None:
-        text = "max_line_count: give max_line_width or max_words_per_line too"
-        raise ApiError("invalid_value", text, param="max_line_count")
+        raise invalid("max_line_count", "give max_line_width or max_words_per_line too")
     return LineRules(max_line_width, max_line_count, max_words_per_line, highlight_words)
 
 
@@ -192,8 +197,8 @@ def result(
     """The result in any format, without decoding again; 409 before the job has ended. `corrected=false`: as
     it was decoded, without the corrections of people. The others are for `srt` and `vtt`."""
     if response_format not in SUBTITLES and not (rules.plain and speaker_names):
-        text = f"response_format {response_format}: only srt and vtt have lines and names of speakers to set"
-        raise ApiError("invalid_value", text, param="response_format")
+        text = "only srt and vtt have lines and names of speakers to set"
+        raise invalid("response_format", text)
     source: CorrectedJobs | Operations = jobs.corrected if corrected else jobs.operations
     job, transcript = jobs.operations.get(id, caller), source.transcript(id, caller)
     if response_format in ("diarized_json", "rttm") and not transcript.diarized:
@@ -229,7 +234,7 @@ async def correct(id: str, request: Request, jobs: JobsDep, caller: Caller) -> R
         raise ApiError("version_required", text, param="If-Match")
     await asyncio.to_thread(jobs.operations.get, id, caller)  # before the body is read
     body = await json_object(request, MAX_BYTES)
-    given = await asyncio.to_thread(Corrections.parse, body)
+    given = await asyncio.to_thread(checked, Corrections, body)
     return _version(await asyncio.to_thread(jobs.corrected.put, id, caller, given, etag))
 
 
@@ -250,7 +255,14 @@ async def audio(id: str, jobs: JobsDep, caller: Caller) -> Response:
     media_type = guessed if guessed.startswith(("audio/", "video/")) else "application/octet-stream"
     try:  # `inline`: browsers play it, and save it under its original name
         path = await asyncio.to_thread(jobs.store.audio, job)
-        return await file_response(path, filename=name, media_type=media_type)
+        return RangedFile(
+            path,
+            media_type=media_type,
+            headers=HEADERS,
+            filename=name,
+            stat_result=await asyncio.to_thread(path.stat),
+            content_disposition_type="inline",
+        )
     except (FileNotFoundError, AudioError) as error:  # or deleted meanwhile
         raise ApiError("not_found", "the job's audio is not kept any more") from error
 
@@ -270,7 +282,9 @@ def retry(id: str, jobs: JobsDep, caller: Caller) -> Response:
 @router.post("/{id}/diarize", status_code=202)
 async def diarize(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """Assign speakers again to the decoded words. `num_speakers` may be in the query, a form or JSON."""
-    number = _num_speakers(await small_field(request, "num_speakers"))
+    given, number = await small_field(request, "num_speakers"), None
+    if given not in (None, "") and not (number := whole(str(given), MAX_SPEAKERS)):
+        raise invalid("num_speakers", f"a number from 1 to {MAX_SPEAKERS}")
     return _view(await asyncio.to_thread(jobs.operations.diarize, id, caller, number), 202)
 
 
@@ -334,16 +348,6 @@ def _file_stem(job: Job) -> str:
     return cut.strip(" .") or files.RECORDING
 
 
-def idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not (
-        0 < len(key) <= MAX_KEY_LENGTH and key.isascii() and key.isprintable()
-    ):
-        text = f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} printable ASCII characters"
-        raise ApiError("invalid_value", text, param="Idempotency-Key")
-    return key
-
-
 async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
     """The events of a job: its entries numbered above `after` until it ends, then `done`."""
     store, n, sent_s = jobs.store, after, time.monotonic()
@@ -390,16 +394,6 @@ def _event(store: Store, job: Job, entry: LogEntry) -> bytes:
 def _encoded(kind: str, data: dict[str, Any], n: int) -> bytes:
     text = json.dumps(data, ensure_ascii=False, allow_nan=False)
     return f"event: {kind}\nid: {n}\ndata: {text}\n\n".encode()
-
-
-def _num_speakers(value: Any) -> int | None:
-    if value in (None, ""):
-        return None
-    number = whole(str(value), MAX_SPEAKERS)
-    if not number:
-        message = f"num_speakers: a number from 1 to {MAX_SPEAKERS}"
-        raise ApiError("invalid_value", message, param="num_speakers")
-    return number
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from ..dependencies import (
     check_scope,
     client,
 )
-from ..errors import ApiError
+from ..errors import ApiError, checked, invalid, unknown
 from ..http.bodies import json_object
 from ..http.openapi import json_body
 from ..realtime.client_secrets import PREFIX as SECRET_PREFIX
@@ -46,7 +46,7 @@ KEY_SUBPROTOCOL = "openai-insecure-api-key."
 MAX_SECRET_BYTES = 1 << 20
 """Of a request for a secret: the longest prompt, and then some."""
 
-PARAMETERS = frozenset({"intent", "model"})
+PARAMETERS = ("intent", "model")
 
 router = APIRouter(prefix=PATH, tags=["realtime"])
 
@@ -67,7 +67,8 @@ async def client_secrets(
     request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
 ) -> SecretObject:
     """A key for minutes, which opens live sessions and nothing else."""
-    form = SecretForm.of(await json_object(request, MAX_SECRET_BYTES))
+    body = await json_object(request, MAX_SECRET_BYTES)
+    form = checked(SecretForm, {k: v for k, v in body.items() if v is not None})
     streams: Streams = request.app.state.streams
     config = initial(settings.model_name).updated(form.session)
     config.options(serving, settings)  # whether they can be served
@@ -86,7 +87,10 @@ async def not_upgraded() -> None:
 async def realtime(websocket: WebSocket) -> None:
     streams: Streams = websocket.app.state.streams
     try:
-        owner, config = await _admitted(websocket, streams)
+        owner, config = _caller(websocket, streams)
+        streams.serving.check()
+        config = _asked(websocket, config, streams.settings)
+        config.options(streams.serving, streams.settings)  # whether they can be served
         sender = await client(websocket, owner)
         with streams.place(sender) as place:
             offered = websocket.scope["subprotocols"]
@@ -98,20 +102,12 @@ async def realtime(websocket: WebSocket) -> None:
         await websocket.send_denial_response(error.response())
 
 
-async def _admitted(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]:
-    """Whose session it is, and its first configuration. Raises ApiError."""
-    serving, settings = streams.serving, streams.settings
-    owner, config = _caller(websocket, streams)
-    serving.check()
-    config = _asked(websocket, config, settings)
-    config.options(serving, settings)  # whether they can be served
-    return owner, config
-
-
 def _caller(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]:
     """The owner of the key or of the secret, and the configuration that a secret brings."""
     keyring, config = websocket.app.state.keyring, initial(streams.settings.model_name)
-    key = bearer(websocket) or _key_of_browser(websocket)
+    offered = (n for n in websocket.scope["subprotocols"] if n.startswith(KEY_SUBPROTOCOL))
+    of_browser = next(offered, None)
+    key = bearer(websocket) or (of_browser and of_browser.removeprefix(KEY_SUBPROTOCOL))
     if key is not None and key.startswith(SECRET_PREFIX):
         owner, config = streams.secrets.read(key, time.time())
         if keyring.rights and not keyring.in_force(owner):
@@ -130,24 +126,13 @@ def _caller(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]
     return owner, config
 
 
-def _key_of_browser(websocket: WebSocket) -> str | None:
-    offered: list[str] = websocket.scope["subprotocols"]
-    found = [name for name in offered if name.startswith(KEY_SUBPROTOCOL)]
-    return found[0].removeprefix(KEY_SUBPROTOCOL) if found else None
-
-
 def _asked(websocket: WebSocket, config: SessionConfig, settings: Settings) -> SessionConfig:
     """The configuration with what the address asks for. Raises ApiError."""
     query = websocket.query_params
-    for name in query.keys() - PARAMETERS:
-        known = ", ".join(sorted(PARAMETERS))
-        raise ApiError(
-            "invalid_value", f"unknown parameter {name[:100]!r}; known: {known}", param=name[:100]
-        )
+    for name in query.keys() - set(PARAMETERS):
+        raise unknown(name, PARAMETERS, "parameter")
     if query.get("intent", "transcription") != "transcription":
-        raise ApiError(
-            "invalid_value", "intent: this server has `transcription` only", param="intent"
-        )
+        raise invalid("intent", "this server has `transcription` only")
     if "model" not in query:
         return config
     name = check_model(query["model"], settings)

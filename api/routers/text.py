@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from ..access.limits import Client
-from ..dependencies import ClientDep, ServingDep, part, reserve, while_connected
+from ..dependencies import ClientDep, ServingDep, part, while_connected
 from ..errors import ApiError
 from ..http.event_streams import EventStream, encoded
 from ..http.openapi import json_body
@@ -66,7 +66,7 @@ async def _written(
     generator = text_serving.check()
     if serving.life.leaving:
         raise ApiError("not_ready", f"the server is {serving.life.state}")
-    reservation = reserve(request, client)
+    reservation = serving.admission.reserve(client)
     try:
         form = await parse(request, kind)
         reservation.start()
@@ -81,7 +81,7 @@ async def _written(
     def end() -> None:
         """Cancel what is left."""
         texts.cancel()
-        serving.tracing.record("generate", began_ns, time.time_ns(), tokens=texts.written)
+        serving.tracing.record("generate", began_ns, time.time_ns())
 
     if form.stream:
         return EventStream(encoded(_chunks(texts, shape, read)), end)

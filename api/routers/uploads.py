@@ -17,8 +17,8 @@ from contextlib import suppress
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from ..dependencies import Caller, ClientDep, reserve
-from ..errors import ApiError
+from ..dependencies import Caller, ClientDep
+from ..errors import ApiError, invalid
 from ..http.bodies import in_thread, label, whole
 from ..uploads import Upload
 from .jobs import JobsDep
@@ -55,9 +55,6 @@ def options(jobs: JobsDep) -> Response:
 
 @router.post("", status_code=201, dependencies=CHECKED)
 def create(request: Request, jobs: JobsDep, client: ClientDep) -> Response:
-    if request.headers.get("upload-defer-length"):
-        text = "Upload-Length is required at the start"
-        raise ApiError("invalid_value", text, param="Upload-Length")
     length = _number(request, "Upload-Length")
     name = label(_filename(request.headers.get("upload-metadata", "")))
     jobs.submissions.check_capacity(client.owner, keyed=False)
@@ -79,7 +76,7 @@ async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) ->
     start = _number(request, "Upload-Offset")
     jobs.submissions.check_room()
     caller = client.owner
-    with reserve(request, client, resumable=True):
+    with jobs.serving.admission.reserve(client, resumable=True):
         async with in_thread(jobs.uploads.appending(id, caller, start)) as part:
             if whole(request.headers.get("content-length", "0"), part.length - start) is None:
                 text = f"the body goes beyond the {part.length} bytes declared"
@@ -103,7 +100,7 @@ def _headers(upload: Upload) -> dict[str, str]:
 def _number(request: Request, name: str) -> int:
     number = whole(request.headers.get(name, ""), MAX_LENGTH)
     if number is None:
-        raise ApiError("invalid_value", f"{name}: give a number of bytes", param=name)
+        raise invalid(name, "give a number of bytes")
     return number
 
 

@@ -1,12 +1,5 @@
 """A recording in the engine, for those who wait for it: another thread, or the event loop.
 
-    decoding = Decoding()                                     # the listener of a submission
-    decoding.queued(session, session.submit(samples, options, decoding))
-    decoding.outcome()                                        # on a thread
-
-    decoding = Decoding(timeout_s=600)                        # made on the event loop
-    while (part := await decoding.next()) is not None: ...    # parts as they become final
-
 Groups are decoded ahead of the thread that stores them, so the engine never waits for a disk.
 """
 
@@ -32,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Decoding:
-    """Written on the engine's thread, where `progressed` is called with the seconds that are decoded, and
-    `done` with the outcome, None where it was cancelled. `timeout_s` counts from its creation. `phases` has
-    the times of the engine's work, where they are traced."""
+    """The listener of a submission. The engine's thread calls `progressed` with the seconds that are decoded,
+    and `done` with the outcome, None where it was cancelled. `timeout_s` counts from its creation. `phases`
+    has the times of the engine's work, where they are traced."""
 
     def __init__(
         self,

@@ -1,10 +1,5 @@
 """Speakers of a request: the loaded diarizer, and the diarization of one recording during its transcription.
 
-    diarization = await asyncio.to_thread(speakers.start, known)
-    ... the samples go to diarization.add_samples, on the thread that reads them ...
-    transcript = await diarization.assign(transcript)
-    diarization.close()                                # in any case
-
 The diarizer is loaded when it is first needed, and works on one recording at a time. Does not know forms.
 """
 
@@ -29,7 +24,7 @@ from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.diarize.turns import letter
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from forescribe.asr.live.events import Tell
@@ -182,7 +177,8 @@ class Speakers:
 
 
 class RecordingDiarization:
-    """The diarization of one recording while it is transcribed."""
+    """The diarization of one recording while it is transcribed. Its samples go to `add_samples`, on the
+    thread that reads them; it is closed in any case."""
 
     def __init__(
         self, speakers: Speakers, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
@@ -219,7 +215,7 @@ def check_pairs(names: Sequence[str], references: Sequence[str]) -> None:
     """Raises ApiError `invalid_value` where there is not a reference for each name."""
     if len(names) != len(references):
         text = f"{len(names)} names and {len(references)} references do not pair"
-        raise ApiError("invalid_value", text, param="known_speaker_references")
+        raise invalid("known_speaker_references", text)
 
 
 @contextmanager

@@ -18,7 +18,8 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.inputs import DecodedFile
@@ -34,9 +35,6 @@ from . import huggingface_contract
 from .decoding import Decoding
 from .diarization import Speakers, numbered
 
-if TYPE_CHECKING:
-    from forescribe.diarize.diarizer import Diarizer
-
 
 class EndpointHandler:
     """One transcriber and its thread. `path` is the folder of a repository with weights; ASR_MODEL takes
@@ -51,8 +49,11 @@ class EndpointHandler:
         self.decoders.start()  # while the weights are loaded
         transcriber = Transcriber.load(model, os.environ.get("ASSISTANT_MODEL") or None)
         self.session = Session(transcriber.context)
-        diarizer = os.environ.get("DIARIZATION_MODEL")
-        self.speakers = Speakers(lambda: _diarizer(diarizer), self.decoders) if diarizer else None
+        self.speakers: Speakers | None = None
+        if diarizer := os.environ.get("DIARIZATION_MODEL"):
+            from forescribe.diarize.engines import registry
+
+            self.speakers = Speakers(partial(registry.load, diarizer), self.decoders)
         self._thread = threading.Thread(target=self.session.run, name="engine", daemon=True)
         self._thread.start()
 
@@ -95,12 +96,6 @@ class EndpointHandler:
         self.session.close()
         self._thread.join()
         self.decoders.close()
-
-
-def _diarizer(name: str) -> Diarizer:
-    from forescribe.diarize.engines import registry
-
-    return registry.load(name)
 
 
 def _audio(inputs: object) -> bytes:

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from forescribe.asr.decode.declared import FormField
 from forescribe.asr.decode.options import DECLARED, MAX_LISTED, MAX_NAME, Guards, Options
@@ -27,10 +26,10 @@ from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
 from forescribe.asr.words.terms import MOST_TERMS
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid, unknown
 from ..http.bodies import loads, text
 from ..settings import Settings
-from ..wording import field_of, told
+from ..wording import Frozen, field_of, told
 from .answers import UNKNOWN, UNUSED
 from .serving import Serving
 
@@ -91,10 +90,8 @@ LINES = frozenset(f.name for own in DECLARED.values() for f in own.fields if f.l
 """Lists of which a field may have more than one entry, each in a line of its own: a file."""
 
 
-class VadConfig(BaseModel):
+class VadConfig(Frozen):
     """OpenAI's `server_vad`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["server_vad"]
     prefix_padding_ms: int = Field(300, ge=0, le=5000)
@@ -119,10 +116,8 @@ def _kind(field: FormField) -> Any:
     return kind if field.default is not None else kind | None
 
 
-class AudioForm(BaseModel):
+class AudioForm(Frozen):
     """What transcriptions and translations share, besides the options of decoding."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str | None = None  # the loaded one
     response_format: Format = "json"
@@ -143,7 +138,7 @@ else:
     )
     LiveForm = create_model(
         "LiveForm",
-        __config__=AudioForm.model_config,
+        __base__=Frozen,
         model=(str, ...),
         **_declared(lambda field: field.live),
     )
@@ -276,10 +271,7 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
         match = _NAME.fullmatch(field)
         name, key = match.groups() if match else (field, None)
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: file, {', '.join(known)}"
-            message = f"unknown field {name[:100]!r}; {hint}"
-            raise ApiError("invalid_value", message, param=name[:100])
+            raise unknown(name, ("file", *known))
         text(value, name)
         if value.strip() in ("", "null"):
             continue
@@ -295,11 +287,6 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
         else:
             values[name] = value
     return values
-
-
-def invalid(param: str, reason: str) -> ApiError:
-    """The refusal of a field."""
-    return ApiError("invalid_value", f"{param}: {reason}", param=param)
 
 
 def _elements(name: str, value: str) -> list[str]:
@@ -336,11 +323,11 @@ def _check(form: TranscriptionForm, asked: Mapping[str, Any], serving: Serving) 
 def check_speaker_names(names: Sequence[str]) -> None:
     """Raises ApiError `invalid_value`."""
     for name in names:
-        if not name.isprintable() or len(name) > MAX_SPEAKER_NAME:
-            text = f"a name has at most {MAX_SPEAKER_NAME} characters and none that breaks or controls a line"
-            raise invalid("known_speaker_names", text)
-        if not name.strip() or name == UNKNOWN:
-            text = f"{name!r} cannot be a name: {UNKNOWN!r} is who is not recognised"
+        fits = name.strip() and name.isprintable() and len(name) <= MAX_SPEAKER_NAME
+        if not fits or name == UNKNOWN:
+            text = (
+                f"a name has 1 to {MAX_SPEAKER_NAME} printable characters, and is not {UNKNOWN!r}"
+            )
             raise invalid("known_speaker_names", text)
     if len(set(names)) < len(names):
         raise invalid("known_speaker_names", "a name is given twice: each person has one reference")

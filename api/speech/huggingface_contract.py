@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Json
 
-from ..errors import ApiError
+from ..errors import ApiError, checked
 from ..http.bodies import loads
-from ..wording import told
 
 if TYPE_CHECKING:
     from forescribe.diarize.diarizer import Bounds
@@ -69,11 +68,8 @@ def parameters(given: str | Mapping[str, Any] | None) -> tuple[Parameters, list[
     if not isinstance(given, Mapping):
         raise ApiError("invalid_value", "parameters: not an object")
     unknown = [name for name in given if name not in Parameters.model_fields]
-    try:
-        checked = Parameters.model_validate(dict(given))
-    except ValidationError as error:
-        raise ApiError("invalid_value", ": ".join(told(error.errors()))) from error
-    return checked, [f"{name}: unknown parameter, ignored" for name in unknown]
+    parsed = checked(Parameters, dict(given))
+    return parsed, [f"{name}: unknown parameter, ignored" for name in unknown]
 
 
 def answer(

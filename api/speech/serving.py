@@ -1,7 +1,5 @@
 """Speech serving: the process's transcriber in its own thread, used from the event loop.
 
-    decoding = serving.follow(samples, options, None, progressed, done)   # one upload through the engine
-
 All requests share one session, so the windows of all uploads share the engine's slots. After `idle_unload_s`
 without work the model leaves memory; the next request has it loaded and waits. Does not know forms and
 answers.
@@ -19,14 +17,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Self
-
-from prometheus_client.core import CounterMetricFamily, Metric
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
@@ -67,20 +63,17 @@ take."""
 NAME = "file"
 """What messages call the upload: the name of its field, never the client's name for it."""
 
-ENGINE_COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
+ENGINE_COUNTS: Mapping[str, str] = MappingProxyType(
     {
-        "rounds": ("rounds", "Rounds of the engine, each of a whole batch."),
-        "row_rounds": ("row_rounds", "Rounds that windows took part in."),
-        "target_forwards": ("target_forwards", "Forward passes of the target."),
-        "draft_forwards": ("draft_forwards", "Forward passes of drafts."),
-        "engine_faults": (
-            "faults",
-            "Exceptions in models, drafters, rules and schedules, repeated ones included.",
-        ),
-        "draft_faults": ("draft_faults", "Those in drafters: words stay right, and speed is lost."),
+        "rounds": "Rounds of the engine, each of a whole batch.",
+        "row_rounds": "Rounds that windows took part in.",
+        "target_forwards": "Forward passes of the target.",
+        "draft_forwards": "Forward passes of drafts.",
+        "faults": "Exceptions in models, drafters, rules and schedules, repeated ones included.",
+        "draft_faults": "Those in drafters: words stay right, and speed is lost.",
     }
 )
-"""Counters of the engine: their names in its statistics, and their help."""
+"""The counters in the engine's statistics, with their help."""
 
 log = logging.getLogger("forescribe.api")
 
@@ -122,8 +115,8 @@ class Serving:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """With the models of the settings."""
-        load = None if settings.front_end else partial(load_transcriber, settings)
-        serving = cls(settings, load, partial(load_diarizer, settings))
+        load = None if settings.front_end else partial(_load_transcriber, settings)
+        serving = cls(settings, load, partial(_load_diarizer, settings))
         serving.tracing = Tracing.from_environment()
         return serving
 
@@ -321,27 +314,18 @@ class Serving:
         report("unloaded", what=SPEECH_MODEL, name=self.settings.model_name)
 
 
-def load_transcriber(settings: Settings) -> Transcriber:
-    """The speech model of the settings."""
+def _load_transcriber(settings: Settings) -> Transcriber:
     from forescribe.asr.decode.transcriber import Transcriber
 
     transcriber = Transcriber.load(
-        settings.model,
-        settings.draft,
-        language=settings.language,
-        **settings.load_arguments(),
+        settings.model, settings.draft, language=settings.language, **settings.load_arguments()
     )
-    log_engine(
-        SPEECH_MODEL,
-        transcriber.context.forward,
-        asked=settings.engine,
-        device=transcriber.whisper.device.kind,
-    )
+    engine, device = transcriber.context.forward, transcriber.whisper.device.kind
+    log_engine(SPEECH_MODEL, engine, asked=settings.engine, device=device)
     return transcriber
 
 
-def load_diarizer(settings: Settings) -> Diarizer:
-    """The diarizer of the settings."""
+def _load_diarizer(settings: Settings) -> Diarizer:
     from forescribe.diarize.engines import registry
 
     network = not settings.local_files_only
@@ -352,21 +336,20 @@ def _register(serving: Serving) -> None:
     """Register series that are read when metrics are requested."""
     metrics, admission = serving.metrics, serving.admission
 
-    def engine_counts() -> Iterator[Metric]:
-        """Counters that the engine keeps itself; up to five seconds old."""
-        stats = serving.stats()
-        for name, (attribute, text) in ENGINE_COUNTS.items():
-            yield CounterMetricFamily(f"forescribe_{name}", text, value=getattr(stats, attribute))
-
     def slots_busy() -> float:
         session = serving.session
         if session is None:
             return 0.0
         return 1 - session.context.engine.free / session.context.engine.batch
 
-    metrics.register(engine_counts)
+    def count(name: str) -> float:
+        return float(getattr(serving.stats(), name))
+
+    for name, text in ENGINE_COUNTS.items():
+        series = "engine_faults" if name == "faults" else name
+        metrics.count(series, text, partial(count, name))
     text = "Time of the engine's thread by stage; up to five seconds old."
-    metrics.count("engine_seconds", text, "stage", lambda: serving.stats().seconds)
+    metrics.count("engine_seconds", text, lambda: serving.stats().seconds, "stage")
     metrics.watch("ready", "Whether requests are admitted.", lambda: serving.life.state == "ready")
     text = "Whether the speech model is in memory; see idle_unload_s."
     metrics.watch("model_loaded", text, lambda: serving.session is not None)

@@ -12,16 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from fastapi import Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from forescribe.speculative.errors import RequestError
 
 from ..errors import ApiError
 from ..http.bodies import json_object
-from ..wording import field_of, told
+from ..wording import Frozen, field_of, told
 
 if TYPE_CHECKING:
     from forescribe.text.streaming import Candidate, Completion, Options, Token
@@ -57,26 +57,21 @@ Json = dict[str, Any]
 Prompt = str | list[int] | list[dict[str, str]]  # a text, tokens, or a conversation
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Stop = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+Stop = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+]
 
 Ids = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class StreamOptions(Frozen):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class TextForm(BaseModel):
+class TextForm(Frozen):
     """The fields of both routes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     model: str | None = None  # the loaded one
     temperature: float = Field(1.0, ge=0, le=2)
@@ -98,10 +93,6 @@ class TextForm(BaseModel):
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
     gamma: int | None = Field(None, ge=0, le=64)
-
-    @property
-    def usage_streamed(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
 
 
 class CompletionForm(TextForm):
@@ -125,23 +116,16 @@ class CompletionForm(TextForm):
     @property
     def prompts(self) -> list[Prompt]:
         """One prompt or several; a list of numbers is one prompt of token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if all(isinstance(item, int) for item in self.prompt):
-            return [[item for item in self.prompt if isinstance(item, int)]]
-        return [item for item in self.prompt if not isinstance(item, int)]
+        one = isinstance(self.prompt, str) or all(isinstance(item, int) for item in self.prompt)
+        return cast(list[Prompt], [self.prompt] if one else self.prompt)
 
 
-class ContentPart(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class ContentPart(Frozen):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class ChatMessage(Frozen):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | tuple[ContentPart, ...]
     name: str | None = None  # accepted and not used: chat templates have no place for it
@@ -167,9 +151,7 @@ class ChatMessage(BaseModel):
         return {"role": role, "content": content}
 
 
-class TextFormat(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class TextFormat(Frozen):
     type: Literal["text"]
 
 
@@ -257,7 +239,8 @@ def _choices(form: Form) -> list[Options]:
             max_tokens=form.max_text_tokens,
             temperature=form.temperature,
             sampling=sampling,
-            seed=_seed_of(seed, index),
+            # The index in the upper 32 bits is added to the seed, as int64.
+            seed=(seed + (index << 32) + 2**63) % 2**64 - 2**63,
             stop=form.stop or (),
             logprobs=form.ranks or 0,
             gamma=form.gamma,
@@ -283,17 +266,19 @@ class AnswerShape:
         self.model, self.created = model, created
         self.logprobs, self.with_usage = logprobs, usage
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._offsets = Counter[int]()  # characters of the tokens so far, by choice
 
     def whole(self, choices: list[Json], usage: Json) -> Json:
         """The whole answer."""
-        return {**self._head(self.kind), "choices": choices, "usage": usage}
+        return {**self._body(self.kind, choices), "usage": usage}
 
-    def _head(self, kind: str) -> Json:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def _body(self, kind: str, choices: list[Json]) -> Json:
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices}
 
     def chunk(self, choices: list[Json], usage: Json | None = None) -> Json:
         """With `include_usage` every chunk has the key `usage`, and the last one has the numbers."""
-        body = {**self._head(self.chunk_kind), "choices": choices}
+        body = self._body(self.chunk_kind, choices)
         return {**body, "usage": usage} if self.with_usage else body
 
 
@@ -301,10 +286,6 @@ class TextShape(AnswerShape):
     """`/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, model: str, created: int, *, logprobs: int | None, usage: bool) -> None:
-        super().__init__(model, created, logprobs=logprobs, usage=usage)
-        self._offsets = Counter[int]()  # characters of the tokens so far, by choice
 
     def begin(self, index: int) -> None:
         """The first chunk of a choice, before its text: none."""
@@ -384,7 +365,8 @@ Shape = TextShape | ChatShape
 def shape_of(form: Form, model: str) -> Shape:
     """The format of the answer to a form, created now. `model` is the name that it tells."""
     kind = ChatShape if isinstance(form, ChatForm) else TextShape
-    return kind(model, int(time.time()), logprobs=form.ranks, usage=form.usage_streamed)
+    usage = form.stream_options is not None and form.stream_options.include_usage
+    return kind(model, int(time.time()), logprobs=form.ranks, usage=usage)
 
 
 def _ranked(candidate: Candidate) -> Json:
@@ -403,10 +385,3 @@ def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
         "completion_tokens": generated,
         "total_tokens": prompt_tokens + generated,
     }
-
-
-def _seed_of(seed: int, index: int) -> int:
-    """The seed of one of several texts: the index in the upper 32 bits is added to the user's seed, as
-    int64."""
-    mixed = (seed + (index << 32)) % (1 << 64)
-    return mixed - (1 << 64) if mixed >= 1 << 63 else mixed

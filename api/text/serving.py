@@ -1,8 +1,5 @@
 """Text serving: the process's text model in its own thread, used from the event loop.
 
-    request = text_serving.write(texts, release)
-    index, event = await request.next()
-
 All requests share the slots of one generator. Does not know forms and answers.
 """
 
@@ -38,15 +35,15 @@ log = logging.getLogger("forescribe.api")
 class TextServing:
     """One generator, one thread. Off if the settings name no text model."""
 
-    def __init__(self, settings: Settings, load: Callable[[], TextGenerator] | None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.life = Life(settings, self._end)
-        self.life.state = "off" if load is None else "loading"
         self.generator: TextGenerator | None = None
         self.thread = ModelThread(
-            TEXT_MODEL, str(settings.text_model), load or _no_model, self._run, self.life.fail
+            TEXT_MODEL, str(settings.text_model), self._load, self._run, self.life.fail
         )
-        if load is None:
+        if settings.text_model is None:
+            self.life.state = "off"
             self.thread.loaded.set()
         self._changed = threading.Condition()  # guards the next two
         self._told: list[TextRequest] = []
@@ -55,41 +52,12 @@ class TextServing:
         self._owners: dict[int, tuple[TextRequest, int]] = {}  # used by the model's thread only
         self._round_began_s: float | None = None
 
-    @classmethod
-    def of(cls, settings: Settings) -> TextServing:
-        """With the model of the settings."""
-        if settings.text_model is None:
-            return cls(settings, None)
-
-        def load() -> TextGenerator:
-            from forescribe.text.generator import TextGenerator
-            from forescribe.text.presets import resolve
-
-            pair = resolve(settings.text_model, settings.text_draft)
-            generator = TextGenerator.load(
-                pair.target,
-                pair.draft,
-                context=settings.text_context,
-                **settings.load_arguments(),
-            )
-            log_engine(
-                TEXT_MODEL,
-                generator.target.engine,
-                asked=settings.engine,
-                device=generator.device.kind,
-            )
-            return generator
-
-        return cls(settings, load)
-
     def watch(self, metrics: Metrics) -> None:
         """Register gauges that are read when metrics are requested; 0 if it is off."""
 
         def stat(name: str) -> Callable[[], float]:
             return lambda: getattr(self.generator.stats, name) if self.generator else 0
 
-        text = "Whether texts are generated."
-        metrics.watch("text_ready", text, lambda: self.life.state == "ready")
         metrics.watch("text_tokens", "Tokens generated so far.", stat("emitted"))
         metrics.watch("text_drafted", "Tokens drafted for texts.", stat("drafted"))
         metrics.watch("text_accepted", "Drafted tokens accepted by the target.", stat("accepted"))
@@ -153,6 +121,20 @@ class TextServing:
             self._changed.notify_all()
 
     # -- on the model's thread --------------------------------------------------------------------
+
+    def _load(self) -> TextGenerator:
+        from forescribe.text.generator import TextGenerator
+        from forescribe.text.presets import resolve
+
+        settings = self.settings
+        assert settings.text_model is not None, "off"
+        pair = resolve(settings.text_model, settings.text_draft)
+        generator = TextGenerator.load(
+            pair.target, pair.draft, context=settings.text_context, **settings.load_arguments()
+        )
+        engine, device = generator.target.engine, generator.device.kind
+        log_engine(TEXT_MODEL, engine, asked=settings.engine, device=device)
+        return generator
 
     def _run(self, generator: TextGenerator) -> None:
         self.generator = generator
@@ -248,7 +230,7 @@ class TextRequest:
         tell: Callable[[TextRequest], None],
     ) -> None:
         self.texts, self.release = texts, release
-        self.cancelled, self.written = False, 0  # tokens so far
+        self.cancelled = False
         self._tell, self._unfinished = tell, len(texts)
         self._events: Mailbox[tuple[int, Event] | ApiError] = Mailbox(timeout_s)
         """At most as many as the request's tokens."""
@@ -257,7 +239,6 @@ class TextRequest:
 
     def put(self, index: int, event: Event) -> None:
         """Pass on an event of text `index`."""
-        self.written += len(event.tokens)
         if event.completion is not None:
             self._unfinished -= 1
             if not self._unfinished:
@@ -301,7 +282,3 @@ def _api_error(error: BaseException) -> ApiError:
     if out_of_memory(error) or (error.__cause__ is not None and out_of_memory(error.__cause__)):
         return ApiError("overloaded", "the device is out of memory")
     return ApiError("internal_error", "the server failed; the fault is logged")
-
-
-def _no_model() -> TextGenerator:
-    raise AssertionError("the settings name no text model")

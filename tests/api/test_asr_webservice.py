@@ -68,13 +68,18 @@ def test_a_language_is_detected_where_somebody_speaks(service: Service) -> None:
 @pytest.mark.parametrize(
     ("path", "audio", "query", "said"),
     [
-        ("/asr", sound(1), {"output": "docx"}, "output: must be 'txt', 'vtt'"),
+        ("/asr", sound(1), {"output": "docx"}, "output: Input should be 'txt', 'vtt'"),
         ("/asr", sound(1), {"language": "xx"}, "language"),
         ("/asr", sound(1), {"diarize": "1", "min_speakers": "3", "max_speakers": "2"}, "speakers"),
         ("/asr", b"", {"encode": "false"}, "audio_file has 0 bytes"),
         ("/asr", b"no audio", {}, "not audio"),
         ("/asr", b"", {}, "audio_file: the file is empty"),
-        ("/detect-language", sound(1), {"encode": "perhaps"}, "encode: must be a valid boolean"),
+        (
+            "/detect-language",
+            sound(1),
+            {"encode": "perhaps"},
+            "encode: Input should be a valid boolean",
+        ),
     ],
 )
 def test_what_is_wrong_is_a_detail(service: Service, path, audio, query, said) -> None:

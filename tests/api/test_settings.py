@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from forescribe.api.access.keys import digest, new_key
@@ -28,6 +30,7 @@ def test_the_command_wins_over_the_environment_and_that_over_the_file(
     made = load(file, model="tiny.en", draft=None)
     assert (made.model, made.port, made.batch_size, made.draft) == ("tiny.en", 2, 3, None)
     assert made.model_name == "tiny.en"
+    assert pickle.loads(pickle.dumps(made)) == made  # workers get them so
 
 
 @pytest.mark.parametrize(

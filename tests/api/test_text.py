@@ -126,10 +126,10 @@ def test_a_conversation_and_its_stream_say_the_same(client, model) -> None:
 @pytest.mark.parametrize(
     ("changed", "param", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens", "max_tokens: must be greater than or equal to 1"),
-        ({"temperature": 3}, "temperature", "temperature: must be less than or equal to 2"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens: Input should be greater than or equal to 1"),
+        ({"temperature": 3}, "temperature", "temperature: Input should be less than or equal to 2"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias: is not here"),
-        ({"stop": [""]}, "stop", "stop[0]: must have at least 1 character"),
+        ({"stop": [""]}, "stop", "stop[0]: String should have at least 1 character"),
         ({"prompt": [99999]}, "prompt", "token 99999 is none of"),
         ({"prompt": "a" * 500}, "prompt", "it must fit 96"),
         ({"n": 100, "prompt": ["a", "b"]}, "n", "more than 128 texts"),

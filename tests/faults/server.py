@@ -22,7 +22,6 @@ from typing import Any, BinaryIO, ClassVar
 
 import uvicorn
 
-from forescribe.api.access.outbound import networks
 from forescribe.api.app import create_app, create_worker_app
 from forescribe.api.jobs.callbacks import Webhooks
 from forescribe.api.jobs.files import DiskFiles
@@ -218,9 +217,8 @@ def main() -> None:
     serving = FakeServing(settings, _nothing, _nothing)
     FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
     Seams.log, Seams.trap = log, Trap(asked.folder)
-    webhooks = FakeWebhooks(
-        allowed=networks(settings.webhook_networks), schedule_s=[0, 1, 1, 1], timeout_s=2
-    )
+    allowed = settings.webhook_networks
+    webhooks = FakeWebhooks(allowed=allowed, schedule_s=[0, 1, 1, 1], timeout_s=2)
     jobs = Jobs.open(settings, serving, webhooks=webhooks, walk=FakeWalk)
     if asked.die_at:
         die_at(asked.die_at)

@@ -23,7 +23,7 @@ from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
-HOME = outbound.networks(["127.0.0.0/8"])
+HOME = (ipaddress.ip_network("127.0.0.0/8"),)
 HOUSE = {"webhook_networks": ("127.0.0.0/8",)}
 
 
@@ -185,7 +185,6 @@ http://a..b/
         "https://example.org/\x00",
         "https://example.org/\u2028",
         "https://example.org/\ud800",
-        "https://example.org/" + "a" * 2048,
     ],
 )
 def test_what_is_no_web_address_is_refused(url) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from forescribe.api.errors import ApiError
+from forescribe.api.errors import ApiError, checked
 from forescribe.api.jobs import corrections as module
 from forescribe.api.jobs.corrections import Corrections
 from forescribe.asr.formats.transcript import Transcript
@@ -175,16 +175,16 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(job, body) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"start": -1}, "segments[1].start: must be greater than or equal to 0"),
-        ({"speaker": " "}, "segments[1].speaker: must not be blank"),
-        ({"words": [0, ["a", 1, "2"]]}, "segments[1].words[1][2]: must be a valid number"),
+        ({"start": -1}, "segments[1].start: Input should be greater than or equal to 0"),
+        ({"speaker": " "}, "segments[1].speaker: String should match"),
+        ({"words": [0, ["a", 1, "2"]]}, "segments[1].words[1][2]: Input should be a valid number"),
         ({"unknown": 1}, "segments[1].unknown: is not a field"),
     ],
 )
 def test_a_wrong_segment_is_refused_by_its_place(changes, message) -> None:
     segment = {"start": 0.0, "end": 1.0, "text": "a"} | changes
     with pytest.raises(ApiError, match=re.escape(message)):
-        Corrections.parse({"segments": [0, segment]})
+        checked(Corrections, {"segments": [0, segment]})
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_death_while_saving_leaves_the_old_version_or_the_new_one(
                 patched.setattr(module.Version, "view", dies)
             saved = client.app.state.jobs.corrected
             with pytest.raises(SystemExit):
-                saved.put(job, "", Corrections.parse(body), tag).view()
+                saved.put(job, "", checked(Corrections, body), tag).view()
     with application(tmp_path, transcriber, decoders) as client:
         found = ready(client).get(f"{at}/corrections").json()
         assert found["version"] == (2 if moment == "commit" else 1)

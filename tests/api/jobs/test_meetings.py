@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from forescribe.api.errors import checked
+from forescribe.api.jobs.corrections import Corrections
 from tests.api.conftest import memo, sound, until
 from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
 from tests.api.jobs.test_corrections import changed, etag, put
@@ -145,12 +147,10 @@ def test_a_deletion_leaves_nothing_whatever_comes_beside_it(
 def test_a_correction_and_new_speakers_do_not_both_happen(client, jobs, done) -> None:
     at = f"{JOBS}/{done}"
     body, tag = changed(client, at, "new"), etag(client, at)
-    from forescribe.api.jobs.corrections import Corrections
-
     corrected = client.app.state.jobs.corrected
     answers = meet(
         client,
-        outcome(lambda: corrected.put(done, "", Corrections.parse(body), tag)),
+        outcome(lambda: corrected.put(done, "", checked(Corrections, body), tag)),
         outcome(lambda: jobs.diarize(done, "", 1)),
     )
     assert answers in (["done", "conflict"], ["conflict", "done"], ["version_conflict", "done"])
@@ -161,12 +161,10 @@ def test_a_correction_and_new_speakers_do_not_both_happen(client, jobs, done) ->
 def test_a_correction_of_a_job_that_is_deleted_leaves_nothing(client, jobs, done) -> None:
     at = f"{JOBS}/{done}"
     body, tag = changed(client, at, "new"), etag(client, at)
-    from forescribe.api.jobs.corrections import Corrections
-
     corrected = client.app.state.jobs.corrected
     answers = meet(
         client,
-        outcome(lambda: corrected.put(done, "", Corrections.parse(body), tag)),
+        outcome(lambda: corrected.put(done, "", checked(Corrections, body), tag)),
         outcome(lambda: jobs.delete(done, "")),
     )
     assert answers[0] in ("done", "job_not_found", "not_found") and answers[1] == "done"

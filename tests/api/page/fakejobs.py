@@ -23,6 +23,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.responses import StreamingResponse as Stream
 
+from forescribe.api.errors import checked
 from forescribe.api.http.origins import OriginGuard
 from forescribe.api.jobs.corrections import Corrections
 from forescribe.api.routers import page
@@ -272,7 +273,7 @@ class Fake:
         async def result(id: str, response_format: str, corrected: bool = True) -> Response:
             told, saved = self.jobs[id].told, self.jobs[id].saved
             if corrected and saved:
-                told = Corrections.parse(saved[-1]).apply(told)
+                told = checked(Corrections, saved[-1]).apply(told)
             if response_format == "transcript":
                 return Response(json_(told), media_type="application/json")
             return PlainTextResponse(f"{response_format} of {id}\n")
@@ -293,7 +294,7 @@ class Fake:
             if request.headers["if-match"] != f'"{len(saved)}"':
                 return refused(412, "version_conflict", "changed by somebody else")
             # What the service would make of it; a refusal there is a fault of the page.
-            Corrections.parse(body).apply(self.jobs[id].told)
+            checked(Corrections, body).apply(self.jobs[id].told)
             saved.append(body)
             return self._versioned(saved, {"version": len(saved), **body})
 

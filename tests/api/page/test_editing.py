@@ -13,6 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from forescribe.api.errors import checked
 from forescribe.api.jobs.corrections import Corrections
 from forescribe.asr.formats import files
 from forescribe.asr.formats.report import Sound, render_page
@@ -47,7 +48,7 @@ def correct(page: Any, word: str, text: str) -> None:
 
 def corrected(fake: Fake, id: str = "job-1") -> Transcript:
     """What the service makes of what it was sent."""
-    return Corrections.parse(fake.jobs[id].saved[-1]).apply(fake.jobs[id].told)
+    return checked(Corrections, fake.jobs[id].saved[-1]).apply(fake.jobs[id].told)
 
 
 def download(page: Any, name: str) -> str:
@@ -430,7 +431,7 @@ def test_words_keep_or_share_times_whatever_is_written(browser, tone) -> None:
         sent, same, undone = page.evaluate(program, [fake.told.to_dict(), edits])
     assert same and undone == list(range(len(fake.told.segments)))
     for body in sent:
-        told = Corrections.parse(body).apply(fake.told)
+        told = checked(Corrections, body).apply(fake.told)
         for segment in told.segments:
             assert "".join(w.text for w in segment.words or ()) == segment.text
             times = [t for w in segment.words or () for t in (w.start, w.end)]

@@ -227,8 +227,8 @@ def test_a_session_is_changed_while_it_runs(service) -> None:
         *[
             ({"audio": {"input": {name: value}}}, f"session.audio.input.{where}", says)
             for name, value, where, says in [
-                ("noise_reduction", {"type": "near_field"}, "noise_reduction", "null"),
-                ("transcription", None, "transcription", "missing"),
+                ("noise_reduction", {"type": "near_field"}, "noise_reduction", "None"),
+                ("transcription", None, "transcription", "required"),
                 ("transcription", {"model": "large-v9"}, "transcription.model", "large-v9"),
                 ("transcription", {"language": "tlh"}, "transcription.language", "tlh"),
                 ("transcription", {"languages": []}, "transcription.languages", ""),

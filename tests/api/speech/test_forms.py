@@ -98,7 +98,7 @@ def test_what_is_wrong_is_named_as_the_client_knows_it(fields, param) -> None:
 
 def test_what_is_wrong_in_an_object_is_named() -> None:
     vad = '{"type": "server_vad", "threshold": 2}'
-    assert "chunking_strategy.threshold: must be less than or equal to 1" in str(
+    assert "chunking_strategy.threshold: Input should be less than or equal to 1" in str(
         refused(MODEL, ("chunking_strategy", vad))
     )
 

@@ -80,7 +80,6 @@ def test_a_request_from_upload_to_words(client, kept) -> None:
     assert kept.children(root) == {"receive", "decode", "queue", "transcribe"}
     transcribe = kept.named("transcribe")
     assert kept.children(transcribe) == {"encode", "rounds", "words"}
-    assert transcribe.attributes["forescribe.tokens"] > 0
     assert kept.named("decode").attributes["forescribe.audio_s"] == 3.0
     order = [kept.named(name) for name in ("receive", "decode", "queue", "encode", "words")]
     assert [s.start_time for s in order] == sorted(s.start_time for s in order)
