@@ -105,6 +105,7 @@ class ChannelTranscriber:
                 call = calls.pop(outcome.name)
                 call.done[outcome.name] = outcome
                 if len(call.done) == len(call.channels):
+                    shutil.rmtree(Path(outcome.name).parent, ignore_errors=True)
                     yield self._merge(call)
                 while failed:
                     yield failed.popleft()

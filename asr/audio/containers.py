@@ -18,8 +18,9 @@ bytes come from.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -32,6 +33,7 @@ from .opening import (
     CallbackFile,
     clock_s,
     has_xing,
+    is_known,
     lacks_index,
     size_of,
     stated_bytes,
@@ -53,6 +55,9 @@ UNCOMPRESSED = frozenset({"WAV", "WAVEX", "RF64", "AIFF", "AU", "CAF", "NIST"})
 MAGIC = (b"RIFF", b"RIFX", b"RF64", b"FORM", b".snd", b"dns.", b"caff", b"NIST")
 """The first bytes of those files. Other files are not given to libsndfile: it mistakes garbage for mp3,
 and its mp3 decoder writes to stderr."""
+
+LOGGED = re.compile(r"(?:SSND|Data Size|data|riff) *: (\d+) \(should be (\d+)\)")
+"""What libsndfile notes of a size that leads beyond the end of the file: of the samples, and of a whole w64."""
 
 DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,ogg,wav,w64,aiff,au,caf,flac,mp3,aac,latm,loas,amr,amrnb,amrwb,"
@@ -207,7 +212,7 @@ class _Bounded(Reader):
                         f"{size_of(self._file)} bytes; no recording is so small: its times are damaged"
                     )
                 yield pcm
-        stated, held = stated_bytes(self._file)
+        stated, held = _stated_bytes(self._file)
         if 0 < held < stated:
             self.declared_s = length_s * stated / held
         count, start = unread_bytes(self._file)
@@ -245,6 +250,22 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
     sound.close()
     file.seek(0)
     return None
+
+
+def _stated_bytes(file: BinaryIO) -> tuple[int, int]:
+    """The bytes of sound by the header of a wav, aiff, au or w64, and those of them in the file: fewer in one
+    that was cut off."""
+    import soundfile
+
+    file.seek(0)
+    if file.read(4) in (b"FORM", b".snd", b"dns.", b"RIFX", b"riff"):
+        with suppress(soundfile.LibsndfileError, TypeError):  # as in `_open_uncompressed`
+            with soundfile.SoundFile(CallbackFile(file)) as sound:
+                for stated, held in LOGGED.findall(sound.extra_info):
+                    # A w64 may be of any size.
+                    if is_known(int(stated)) or 1 << 32 < int(stated) < 1 << 48:
+                        return int(stated), int(held)
+    return stated_bytes(file)
 
 
 class _SoundFileReader(Reader):
@@ -330,6 +351,10 @@ class _AvReader(Reader):
         exact = names & SIZED or self.stream.codec_context.name.startswith("pcm_")
         if not exact and not (names == {"mp3"} and has_xing(file)):
             return None
+        if (
+            exact and names == {"caf"} and self.stream.frames
+        ):  # its duration is that of what is there
+            return self.stream.frames / self.stream.sample_rate
         if self.stream.duration is not None and self.stream.time_base:
             return float(self.stream.duration * self.stream.time_base)
         if (stated := clock_s(self.stream.metadata.get("DURATION", ""))) is not None:
