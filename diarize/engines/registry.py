@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.speculative.errors import load_cause
-from forescribe.speculative.models import hub
 from forescribe.speculative.models.checkpoint import loading
 
 from ..diarizer import Diarizer, Engine, SimilarityThresholds
@@ -104,15 +103,6 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
     return load_online(device=device)
 
 
-def check_online() -> None:
-    """Raises ModelError where the networks of live audio are missing; loads nothing."""
-    folder = hub.FOLDER / "speakers"
-    if not folder.is_dir():
-        raise ModelError(
-            f"speakers of live audio need the networks in {str(folder)!r}: install forescribe anew"
-        )
-
-
 @loading()
 def load_online(loaded: Diarizer | None = None, *, device: str = "auto") -> EmbeddedDiarizer:
     """The engine of live audio, which is the embedded one; `loaded` if it is one. Raises DeviceError, and
@@ -162,13 +152,12 @@ def _locate_community(network: bool) -> Path:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        return _checked(Path(snapshot_download(REPOSITORY, etag_timeout=5.0)))
+        folder = Path(snapshot_download(REPOSITORY, etag_timeout=5.0))
     except (GatedRepoError, RepositoryNotFoundError) as error:  # the answer without a token
         raise ModelError(f"{COMMUNITY}: the hub denies access: {HOW}") from error
-    except ModelError:
-        raise
     except Exception as error:  # a full disk, no network: exceptions depend on the transport
         raise ModelError(f"{COMMUNITY} cannot be downloaded ({error}): {HOW}") from error
+    return _checked(folder)
 
 
 def _is_pipeline(folder: Path) -> bool:
