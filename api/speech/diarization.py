@@ -112,6 +112,7 @@ class Speakers:
         from forescribe.speculative.device import keep_to_one_core
 
         with self._live_lock, refused():
+            registry.check_online()
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(
                     1, thread_name_prefix="live speakers", initializer=keep_to_one_core

@@ -324,8 +324,8 @@ def _lines(reply: BinaryIO, wait_s: float, most_bytes: int) -> Iterator[bytes]:
 
 def _notice(fields: Sequence[Any]) -> Notice:
     code, message, count, places = fields
-    if not isinstance(code, str) or not isinstance(message, str):
-        raise TypeError("a notice without code or message")
+    if not isinstance(code, str) or not isinstance(message, str) or count < 1:
+        raise TypeError("a notice without code, message or count")
     return Notice(
         clipped(one_line(code), 100), one_line(message), int(count), tuple(map(float, places))
     )

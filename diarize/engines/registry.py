@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.speculative.errors import load_cause
+from forescribe.speculative.models import hub
 from forescribe.speculative.models.checkpoint import loading
 
 from ..diarizer import Diarizer, Engine, SimilarityThresholds
@@ -101,6 +102,15 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
         title = COMMUNITY if name in (AUTO, COMMUNITY, REPOSITORY) else str(chosen)
         return load_pipeline(chosen, device=_device(device), name=title)
     return load_online(device=device)
+
+
+def check_online() -> None:
+    """Raises ModelError where the networks of live audio are missing; loads nothing."""
+    folder = hub.FOLDER / "speakers"
+    if not folder.is_dir():
+        raise ModelError(
+            f"speakers of live audio need the networks in {str(folder)!r}: install forescribe anew"
+        )
 
 
 @loading()
