@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,6 @@ from forescribe.asr.formats.transcript_parts import (
     Span,
     State,
     Turn,
-    Word,
 )
 
 from .turns import Turns
@@ -105,6 +104,7 @@ class ChannelTranscriber:
                 call = calls.pop(outcome.name)
                 call.done[outcome.name] = outcome
                 if len(call.done) == len(call.channels):
+                    shutil.rmtree(Path(outcome.name).parent, ignore_errors=True)
                     yield self._merge(call)
                 while failed:
                     yield failed.popleft()
@@ -229,11 +229,9 @@ def _append(out: wave.Wave_write, samples: NDArray[np.float32]) -> None:
 
 
 def _spoken_by(segment: Segment, name: str) -> Segment:
-    def own(word: Word) -> Word:
-        return replace(word, speaker=name, speaker_confidence=1.0, overlap=None)
-
-    words = None if segment.words is None else tuple(own(word) for word in segment.words)
-    return replace(segment, speaker=name, speaker_confidence=1.0, words=words)
+    own: dict[str, Any] = {"speaker": name, "speaker_confidence": 1.0}
+    words = segment.words and tuple(replace(word, overlap=None, **own) for word in segment.words)
+    return replace(segment, words=words, **own)
 
 
 def _turns(segments: Sequence[Segment]) -> Turns:

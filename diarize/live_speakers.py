@@ -1,9 +1,5 @@
 """LiveSpeakers: who speaks in a live stream, known at the end of each item.
 
-    speakers = LiveSpeakers(lambda: OnlineSpeakers(engine, label), tell, worker)
-    stream = LiveStream(session, replace(options, speech=True), speakers)
-    speakers.cancel()
-
 It stands between a stream and those who are told: each window of speech is heard once its end is certain,
 beside the decoding, and a transcript is told once it has its speakers. All of it is done on `worker`, a
 thread that may be shared by many streams, in the order in which it was said; nothing waits for it but

@@ -1,9 +1,5 @@
 """Who speaks in a recording: while it is transcribed, on its transcript, or without words.
 
-    transcriber = Transcriber.load("large").with_speakers(SpeakerFinder(diarizer))
-    for outcome in transcriber.transcribe(["call.mp3"]):
-        print(outcome.transcript.segments[0].speaker)
-
 A recording is decoded once. Diarization runs in its own thread while windows are transcribed
 (`SpeakerFinder.begin`): one recording after the other, with the samples that wait for it on disk, so a fast
 transcription of ten hours needs no extra RAM. The result is the transcriber's text with speakers.
@@ -20,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import filterfalse
 from operator import attrgetter
 from pathlib import Path
@@ -61,15 +57,7 @@ TOLERANCE = SAMPLE_RATE // 2
 class SpeakerFinder:
     """An engine that runs in a thread of its own, while the caller's does something else: for
     `Transcriber.with_speakers`, or by hand. `known` speakers get their names where they are recognised with
-    certainty.
-
-        with SpeakerFinder(diarizer).begin() as start:
-            task = start()
-            for block in recording.blocks():
-                task.feed(block)
-                ...                          # the transcriber takes the same block
-            transcript = task.finish(transcript).result()
-    """
+    certainty."""
 
     diarizer: Diarizer
     bounds: Bounds = field(default_factory=Bounds)
@@ -174,8 +162,7 @@ def add_speakers(
     if known:
         diarization, found = name_known_speakers(diarization, known)
         for m in found:
-            score = round(m.score, 3)
-            matches.append({"speaker": m.speaker, "name": m.name, "score": score, "sure": m.sure})
+            matches.append(asdict(m) | {"score": round(m.score, 3)})
             if not m.sure:
                 text = f"{m.speaker} may be {m.name} (similarity {m.score:.2f}); not renamed"
                 doubts.append(Notice("speaker_suggestion", text))

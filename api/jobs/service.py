@@ -307,7 +307,7 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectFiles:
     from .files import ObjectFiles
 
     try:
-        store = stores.open_store(Location.parse(url), patience_s=PATIENCE_S)
+        store = stores.Stores(PATIENCE_S).at(Location.parse(url))
         files = ObjectFiles(store, folder, cache_bytes)
         files.probe()
     except StorageError as error:

@@ -1,9 +1,5 @@
 """Audio that is still arriving: a pipe, a microphone, or a recording that is played back at its own pace.
 
-    arrival = piped(sys.stdin.buffer)
-    for samples in arrival.blocks():        # mono at 16 kHz; none where nothing came for a moment
-        ...
-
 A thread reads ahead, `AHEAD_S` at most: a sender that is faster waits then. A microphone cannot wait, so what
 does not fit is lost, and told. A pipe holds raw samples or a wav file, which is read while it is being
 written: nothing waits for its end, and its sizes are not believed. What is neither is refused with the way
@@ -70,8 +66,7 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True)
 class PcmFormat:
-    """How samples stand in bytes: numpy's type (`s3` for 24 bits), the rate in Hz, and the channels, which
-    alternate."""
+    """How samples stand in bytes: numpy's type, the rate in Hz, and the channels, which alternate."""
 
     rate: int = 16_000
     channels: int = 1
@@ -80,27 +75,14 @@ class PcmFormat:
     @property
     def frame(self) -> int:
         """Bytes of a sample of all channels."""
-        return self.channels * (3 if self.kind == "s3" else np.dtype(self.kind).itemsize)
+        return self.channels * np.dtype(self.kind).itemsize
 
     def samples(self, data: bytes) -> NDArray[np.float32]:
         """The samples [T, C] in whole frames, -1 to 1."""
-        if self.kind == "s3":
-            wide = np.zeros((len(data) // 3, 4), np.uint8)
-            wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
-            raw: NDArray[Any] = wide.reshape(-1).view("<i4")
-        else:
-            raw = np.frombuffer(data, self.kind)
-        return scaled(raw).reshape(-1, self.channels)
+        return scaled(np.frombuffer(data, self.kind)).reshape(-1, self.channels)
 
 
-WAV_KINDS = {
-    (1, 8): "u1",
-    (1, 16): "<i2",
-    (1, 24): "s3",
-    (1, 32): "<i4",
-    (3, 32): "<f4",
-    (3, 64): "<f8",
-}
+WAV_KINDS = {(1, 8): "u1", (1, 16): "<i2", (1, 32): "<i4", (3, 32): "<f4", (3, 64): "<f8"}
 """By format tag and bits per sample."""
 
 
@@ -233,7 +215,7 @@ class _PipeReader(Reader):
         self._held = b""
 
     def read(self) -> Iterator[Pcm]:
-        head = self._peek(HEAD)
+        head = self._held = self._take(HEAD)
         if not head:
             raise AudioError(
                 f"{self._name}: it ended before any audio came; see what the program before the pipe says",
@@ -271,7 +253,7 @@ class _PipeReader(Reader):
                 self._skip(size + size % 2)
             else:
                 text = f"{self._name}: what follows the samples of the wav file is not read"
-                self.notices = (*self.notices, Notice("unread_audio", text))
+                self.warn("unread_audio", text)
                 return
 
     def _format(self, chunk: bytes) -> PcmFormat:
@@ -307,7 +289,7 @@ class _PipeReader(Reader):
                 f"{self._name}: it ended within a sample ({len(rest)} of {form.frame} bytes): if the words "
                 "are wrong, so is the format: 16 kHz, mono"
             )
-            self.notices = (*self.notices, Notice("truncated_audio", text))
+            self.warn("truncated_audio", text)
 
     def _some(self, size: int) -> bytes:
         """What is there, at most `size` bytes; nothing at the end only."""
@@ -326,10 +308,6 @@ class _PipeReader(Reader):
     def _skip(self, size: int) -> None:
         while size > 0 and (data := self._some(min(size, READ_BYTES))):
             size -= len(data)
-
-    def _peek(self, size: int) -> bytes:
-        self._held = self._take(size)
-        return self._held
 
 
 def foreign(head: bytes) -> str | None:
@@ -407,16 +385,12 @@ class _Microphone(Reader):
     def _arrived(self, samples: Samples, frames: int, times: Any, status: Any) -> None:
         """On the thread of the sound system, which must not wait."""
         if status.input_overflow:
-            self._lost("the microphone lost samples: the machine is busy")
+            self.warn("lost_audio", "the microphone lost samples: the machine is busy")
         try:
             self._blocks.put_nowait(samples.copy())
         except queue.Full:
-            self._lost(
-                f"{BLOCK_S} s of the microphone were lost: nothing took them for {AHEAD_S:.0f} s"
-            )
-
-    def _lost(self, text: str) -> None:
-        self.notices = (*self.notices, Notice("lost_audio", text))
+            text = f"{BLOCK_S} s of the microphone were lost: nothing took them for {AHEAD_S:.0f} s"
+            self.warn("lost_audio", text)
 
 
 def _sounddevice() -> Any:

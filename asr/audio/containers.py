@@ -6,9 +6,8 @@ There are two readers, chosen by the content of the file, never by its name:
 - PyAV, which ships its codecs, for everything else (mp3, flac, ogg, m4a, webm, video, ...).
 
 soundfile reads mp3 (in a wav too), flac and ogg, but stops early without an error where the length in the
-header is an estimate or describes only a part: with libsndfile 1.2.2, an mp3 without a Xing header gave 11
-of 60 s, two concatenated mp3 or ogg files gave the first one, a flac of unknown length lost its end. Behind
-the samples of a w64 it reads on. PyAV read all of these completely and at the same speed.
+header is an estimate or describes only a part, and behind the samples of a w64 it reads on. PyAV reads all of
+these completely and at the same speed.
 
 Whatever a decoder raises is an AudioError of the recording, with words, and whatever it yields is within
 limits: of channels, rate, and seconds per byte of the file. Knows nothing of 16 kHz, of mono, or of where the
@@ -18,9 +17,10 @@ bytes come from.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -32,6 +32,7 @@ from .opening import (
     CallbackFile,
     clock_s,
     has_xing,
+    is_known,
     lacks_index,
     size_of,
     stated_bytes,
@@ -53,6 +54,9 @@ UNCOMPRESSED = frozenset({"WAV", "WAVEX", "RF64", "AIFF", "AU", "CAF", "NIST"})
 MAGIC = (b"RIFF", b"RIFX", b"RF64", b"FORM", b".snd", b"dns.", b"caff", b"NIST")
 """The first bytes of those files. Other files are not given to libsndfile: it mistakes garbage for mp3,
 and its mp3 decoder writes to stderr."""
+
+LOGGED = re.compile(r"(?:SSND|Data Size|data|riff) *: (\d+) \(should be (\d+)\)")
+"""What libsndfile notes of a size that leads beyond the end of the file: of samples, or of a whole w64."""
 
 DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,ogg,wav,w64,aiff,au,caf,flac,mp3,aac,latm,loas,amr,amrnb,amrwb,"
@@ -124,6 +128,9 @@ class Reader:
         """Yield the samples, once. Damage ends or interrupts them and adds a notice; it does not raise."""
         raise NotImplementedError
 
+    def warn(self, code: str, text: str, count: int = 1, places: Sequence[float] = ()) -> None:
+        self.notices = (*self.notices, Notice(code, text, count, tuple(places)))
+
     def close(self) -> None:
         """Release resources; the file itself belongs to the caller."""
 
@@ -190,11 +197,10 @@ class _Bounded(Reader):
         declared = reader.declared_s
         plausible = declared is not None and 0 < declared <= self._most_s
         self.declared_s = declared if plausible else None
-        self._unread: list[Notice] = []
 
     @property
     def notices(self) -> Sequence[Notice]:  # type: ignore[override]
-        return (*self._reader.notices, *self._unread)
+        return self._reader.notices
 
     def read(self) -> Iterator[Pcm]:
         length_s = 0.0
@@ -207,7 +213,7 @@ class _Bounded(Reader):
                         f"{size_of(self._file)} bytes; no recording is so small: its times are damaged"
                     )
                 yield pcm
-        stated, held = stated_bytes(self._file)
+        stated, held = _stated_bytes(self._file)
         if 0 < held < stated:
             self.declared_s = length_s * stated / held
         count, start = unread_bytes(self._file)
@@ -217,7 +223,7 @@ class _Bounded(Reader):
                 f"({count / (start + count):.0%} of the file) were not read; if they are sound, repair the "
                 "header or join the recordings properly"
             )
-            self._unread.append(Notice("unread_audio", text))
+            self._reader.warn("unread_audio", text)
 
     def close(self) -> None:
         self._reader.close()
@@ -247,6 +253,22 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
     return None
 
 
+def _stated_bytes(file: BinaryIO) -> tuple[int, int]:
+    """The bytes of sound by the header of a wav, aiff, au or w64, and those of them in the file: fewer in one
+    that was cut off."""
+    import soundfile
+
+    file.seek(0)
+    if file.read(4) in (b"FORM", b".snd", b"dns.", b"RIFX", b"riff"):
+        with suppress(soundfile.LibsndfileError, TypeError):  # as in `_open_uncompressed`
+            with soundfile.SoundFile(CallbackFile(file)) as sound:
+                for stated, held in LOGGED.findall(sound.extra_info):
+                    # A w64 may be of any size.
+                    if is_known(int(stated)) or 1 << 32 < int(stated) < 1 << 48:
+                        return int(stated), int(held)
+    return stated_bytes(file)
+
+
 class _SoundFileReader(Reader):
     def __init__(self, sound: soundfile.SoundFile, file: CallbackFile) -> None:
         self.sound, self.file = sound, file
@@ -260,8 +282,7 @@ class _SoundFileReader(Reader):
                 yield Pcm(block, self.sound.samplerate)
             self.file.check()
         except soundfile.LibsndfileError as error:
-            text = f"reading stopped at damaged data ({_reason(error)})"
-            self.notices = (Notice("corrupt_audio", text),)
+            self.warn("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
 
     def close(self) -> None:
         self.sound.close()
@@ -293,8 +314,10 @@ class _AvReader(Reader):
                     "is missing, so nothing of it can be read; copy or download it again"
                 ) from error
             raise _undecodable(name, _reason(error)) from error
-        self._found: list[Notice] = []
-        self._gaps = _Gaps()
+        self._gaps, self._missing_s = 0, 0.0
+        self._places: list[
+            float
+        ] = []  # of the first gaps: a hostile file has one before each packet
         self._most_packets = size_of(file) + 1000
         try:
             self.stream: AudioStream = self._choose(name)
@@ -303,24 +326,18 @@ class _AvReader(Reader):
             self.close()
             raise
 
-    @property
-    def notices(self) -> Sequence[Notice]:  # type: ignore[override]
-        return (*self._found, *self._gaps.notices())
-
     def _choose(self, name: str) -> AudioStream:
         streams = self.container.streams.audio
         stream: Any = self.container.streams.best("audio") if streams else None
+        if streams and (stream is None or stream.codec_context is None):
+            raise _undecodable(name, "the codec of its sound is unknown")
         if stream is None:
-            if streams:
-                raise _undecodable(name, "the codec of its sound is unknown")
             kinds = ", ".join(sorted({other.type for other in self.container.streams}))
             message = f"{name}: no audio stream, only {kinds or 'nothing'}"
             raise AudioError(message, code="no_audio_stream")
         if len(streams) > 1:
             text = f"{len(streams)} audio streams; only the default one (number {stream.index}) is used"
-            self._found.append(Notice("several_audio_streams", text))
-        if stream.codec_context is None:
-            raise _undecodable(name, "the codec of its sound is unknown")
+            self.warn("several_audio_streams", text)
         check_format(name, stream.channels, stream.sample_rate)
         found: AudioStream = stream
         return found
@@ -330,6 +347,10 @@ class _AvReader(Reader):
         exact = names & SIZED or self.stream.codec_context.name.startswith("pcm_")
         if not exact and not (names == {"mp3"} and has_xing(file)):
             return None
+        if (
+            exact and names == {"caf"} and self.stream.frames
+        ):  # its duration is that of what is there
+            return self.stream.frames / self.stream.sample_rate
         if self.stream.duration is not None and self.stream.time_base:
             return float(self.stream.duration * self.stream.time_base)
         if (stated := clock_s(self.stream.metadata.get("DURATION", ""))) is not None:
@@ -377,7 +398,8 @@ class _AvReader(Reader):
             yield pcm
         if damaged:
             text = f"{damaged} damaged packet{'s' * (damaged > 1)} could not be decoded"
-            self._found.append(Notice("corrupt_audio", text, damaged))
+            self.warn("corrupt_audio", text, damaged)
+        self._warn_of_gaps()
 
     def _frames(self) -> Iterator[AudioFrame | None]:
         """Yield decoded frames, and None for a packet that could not be decoded."""
@@ -392,8 +414,7 @@ class _AvReader(Reader):
                 self._file.check()
                 if not _is_damage(error):
                     raise
-                text = f"reading stopped at damaged data ({_reason(error)})"
-                self._found.append(Notice("corrupt_audio", text))
+                self.warn("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
                 return
             try:
                 frames = packet.decode()
@@ -405,7 +426,7 @@ class _AvReader(Reader):
             else:
                 yield from frames
         text = "reading stopped: the container lists more packets than it has bytes"
-        self._found.append(Notice("corrupt_audio", text))
+        self.warn("corrupt_audio", text)
 
     def _gap(self, frame: AudioFrame, position: int) -> int:
         """The number of samples missing before this frame, by its timestamp: packets were dropped, the
@@ -417,41 +438,25 @@ class _AvReader(Reader):
         gap_s = gap / frame.sample_rate
         if not MIN_GAP_S < gap_s < MAX_GAP_S:
             return 0
-        self._gaps.add(position / frame.sample_rate, gap_s)
+        self._gaps += 1
+        self._missing_s += gap_s
+        if len(self._places) < PLACES:
+            self._places.append(round(position / frame.sample_rate, 3))
         return gap
+
+    def _warn_of_gaps(self) -> None:
+        listed = ", ".join(f"{at_s:.2f} s" for at_s in self._places)
+        missing = f"{self._missing_s:.2f} s of sound missing"
+        if self._gaps == 1:
+            self.warn("audio_gap", f"{missing} at {listed}, silence instead")
+        elif self._gaps:
+            more = self._gaps - len(self._places)
+            listed += f" and {more} more" if more else ""
+            text = f"{self._gaps} gaps: {missing} in all, at {listed}; silence instead"
+            self.warn("audio_gap", text, self._gaps, self._places)
 
     def close(self) -> None:
         self.container.close()
-
-
-@dataclass
-class _Gaps:
-    """The gaps of a recording, as one notice: a hostile file has one before each packet."""
-
-    _count: int = 0
-    _total_s: float = 0.0
-    _places: list[float] = field(default_factory=list)
-
-    def add(self, at_s: float, length_s: float) -> None:
-        self._count += 1
-        self._total_s += length_s
-        if len(self._places) < PLACES:
-            self._places.append(round(at_s, 3))
-
-    def notices(self) -> tuple[Notice, ...]:
-        if not self._count:
-            return ()
-        listed = ", ".join(f"{at_s:.2f} s" for at_s in self._places)
-        if self._count == 1:
-            text = f"{self._total_s:.2f} s of sound missing at {listed}, silence instead"
-            return (Notice("audio_gap", text),)
-        more = self._count - len(self._places)
-        listed += f" and {more} more" if more else ""
-        text = (
-            f"{self._count} gaps: {self._total_s:.2f} s of sound missing in all, at {listed}; "
-            "silence instead"
-        )
-        return (Notice("audio_gap", text, self._count, tuple(self._places)),)
 
 
 def _pcm(frame: AudioFrame) -> Pcm | None:

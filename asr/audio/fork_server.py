@@ -36,7 +36,7 @@ from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from queue import Queue
 from threading import Thread
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ..errors import AudioError, ForescribeError, OutputError, clipped
 from ..formats.transcript_parts import SAMPLE_RATE
@@ -44,6 +44,7 @@ from ..segment.cutter import cut
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import WindowOptions
 from .inputs import WIDTH
+from .opening import write_all
 from .reading import Samples, open_audio
 
 MESSAGE = 1 << 16
@@ -89,11 +90,6 @@ class Bounds:
         short = name and clipped(name, NAME_LENGTH)  # a message cut off would end the server
         return json.dumps({"name": short, "cutting": cut_by, **asdict(self)}).encode()
 
-    @property
-    def reply_bytes(self) -> int:
-        """The most bytes of a reply: windows, of which there are few in a second, and notices."""
-        return REPLY_BYTES + round(REPLY_BYTES_PER_S * self.max_s)
-
 
 @dataclass(frozen=True)
 class Cutting:
@@ -101,10 +97,6 @@ class Cutting:
 
     vad: bool = True
     options: WindowOptions = field(default_factory=WindowOptions)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Cutting:
-        return cls(data["vad"], WindowOptions(**data["options"]))
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,9 @@ class _ForkServer:
     def run(self) -> None:
         self.control.shutdown(socket.SHUT_WR)  # all is loaded
         while True:
-            for descriptor, _ in self.poll.poll(self._wait_ms()):
+            ends = [child.end_s for child in self.children.values()]
+            wait_ms = max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
+            for descriptor, _ in self.poll.poll(wait_ms):
                 if descriptor == self.woken:
                     with suppress(BlockingIOError):
                         os.read(self.woken, 4096)
@@ -143,10 +137,6 @@ class _ForkServer:
                 if time.monotonic() > child.end_s:
                     self._kill(descriptor)
             self._reap()
-
-    def _wait_ms(self) -> float | None:
-        ends = [child.end_s for child in self.children.values()]
-        return max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
 
     def _accept(self) -> bool:
         """Fork a child for the next request; False once the client has closed the socket."""
@@ -170,7 +160,7 @@ class _ForkServer:
     def _understood(self, message: bytes) -> tuple[str | None, Bounds, Cutting | None]:
         request = json.loads(message)
         name, cut_by = request.pop("name"), request.pop("cutting")
-        cutting = cut_by and Cutting.from_dict(cut_by)
+        cutting = cut_by and Cutting(cut_by["vad"], WindowOptions(**cut_by["options"]))
         if cutting is not None and self.detector is None:
             self.detector = SileroDetector()  # once, for all children
         return name, Bounds(**request), cutting
@@ -273,10 +263,8 @@ def _decode(
 
     def written(blocks: Iterator[Samples]) -> Iterator[Samples]:
         for block in blocks:
-            rest = block.data.cast("B")
             try:
-                while rest:
-                    rest = rest[output.write(rest) :]
+                write_all(output, block)
             except OSError as error:
                 raise OutputError(str(error.strerror), code="storage_full") from error
             yield block

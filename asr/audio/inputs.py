@@ -1,7 +1,5 @@
 """The forms in which callers have a recording: files in any form, samples in memory, and decoded files.
 
-    open_audio((samples, 48_000))
-
 `as_input` checks samples in memory and gives them one shape, `Sound`. A `DecodedFile` holds what a child
 process has decoded (`asr.audio.sandbox`): mono float32 at 16 kHz in a file without a name, 64 kB per second
 of audio, with the recording's windows where the child cut it as well. It is read by position, so that several
@@ -38,9 +36,6 @@ WIDTH = np.dtype(np.float32).itemsize
 READ_SAMPLES = 1 << 16
 """Samples of one read."""
 
-Spans = Sequence[WindowSpan]
-"""Windows in order."""
-
 
 @dataclass(frozen=True, eq=False)
 class Sound:
@@ -64,7 +59,7 @@ class DecodedFile:
     file: BinaryIO
     sample_count: int
     notices: tuple[Notice, ...] = ()
-    spans: Spans | None = None
+    spans: Sequence[WindowSpan] | None = None
 
     @property
     def duration_s(self) -> float:

@@ -47,9 +47,6 @@ TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_ ]{3}")
 """The name of a chunk. Four bytes of samples match once in 300 times, and then rarely with a fitting size."""
 
-CUT = frozenset({b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"axml", b"JUNK", b"junk", b"FLLR"})
-"""Chunks that are recognized though they are longer than the rest of the file, which was cut off."""
-
 
 def open_path(path: Path, name: str) -> BinaryIO:
     """Open a file or a pipe; `name` is for messages. Raises AudioError: `missing_file`,
@@ -274,26 +271,14 @@ def _chunks(file: BinaryIO, whole: int) -> Iterator[tuple[bytes, int, int]]:
 
 def _after_chunks(file: BinaryIO, end: int, whole: int) -> int:
     """Where the chunks end that follow the samples, which end at `end`."""
-    if end % 2 and not _is_chunk(file, end, whole):
-        end += 1  # some writers leave the padding out
+    end += end % 2
     for _ in range(MAX_BOXES):
-        size = _is_chunk(file, end, whole)
-        if not size:
+        file.seek(min(end, whole))
+        name, size = file.read(4), int.from_bytes(file.read(4), "little")
+        if not NAME.fullmatch(name) or name in (b"data", *WAVS) or size > whole - end - 8:
             break
-        end += size
+        end += 8 + size + size % 2
     return min(end, whole)
-
-
-def _is_chunk(file: BinaryIO, at: int, whole: int) -> int:
-    """The bytes of the chunk that begins here, 0 if there is none that could be no sound."""
-    file.seek(at)
-    head = file.read(8)
-    if len(head) < 8 or not NAME.fullmatch(head[:4]) or head[:4] in (b"data", *WAVS):
-        return 0
-    name, size = struct.unpack("<4sI", head)
-    if size > whole - at - 8:
-        return whole - at if name in CUT else 0
-    return int(8 + size + size % 2)
 
 
 def _rest(file: BinaryIO, start: int, whole: int) -> tuple[int, int]:

@@ -1,9 +1,5 @@
 """ReaderPool: recordings are decoded and cut into windows ahead of the model, in child processes.
 
-    with ReaderPool(4, Cutting()) as pool:
-        for source in pool.ahead(paths):
-            with pool.open(source) as recording: ...
-
 A core decodes and cuts an mp3 at 500 times its length; a model that transcribes faster waits for audio
 otherwise. The windows are those that reading in this process gives, and are there as soon as a child has
 cut them. Samples wait in unnamed files, 64 kB per second, `spool_bytes` of them at most. What does not fit is

@@ -42,7 +42,7 @@ from ..errors import (
 from ..formats.transcript_parts import Notice, merged
 from ..segment.cut_plan import span_of
 from ..segment.windows import WindowSpan
-from .fork_server import REPLY_BYTES, Bounds, Cutting
+from .fork_server import REPLY_BYTES, REPLY_BYTES_PER_S, Bounds, Cutting
 from .inputs import WIDTH, DecodedFile
 from .opening import write_all
 
@@ -57,6 +57,8 @@ GRACE_S = 120.0
 
 CLOSE_S = 0.1
 """Time for the fork server to end by itself."""
+
+UNCOVERED = "the decoder reported windows that do not cover its samples"
 
 REPEATED = "short_audio"
 """A notice that reading the decoded samples produces again."""
@@ -251,7 +253,8 @@ def _ask(
         with open(theirs, "wb") as end, open(f"/dev/fd/{files[0].fileno()}", "rb") as own:
             send(message, [own.fileno(), files[1].fileno(), end.fileno()])
         result: dict[str, Any] = {"exit": None, "late": False}
-        for line in _lines(reply, bounds.wall_s + GRACE_S, bounds.reply_bytes):
+        most_bytes = REPLY_BYTES + round(REPLY_BYTES_PER_S * bounds.max_s)
+        for line in _lines(reply, bounds.wall_s + GRACE_S, most_bytes):
             said = json.loads(line)
             if isinstance(said, list) and windows is not None:
                 windows.add(said)
@@ -295,7 +298,9 @@ def _decoded(
     count = reply["samples"]
     if type(count) is not int or os.stat(samples.fileno()).st_size != count * WIDTH:
         raise AudioError("the decoder wrote a different number of samples than it reported")
-    spans = None if windows is None else windows.all_of(count)
+    if windows is not None and windows.end != count:
+        raise AudioError(UNCOVERED)
+    spans = None if windows is None else tuple(windows.spans)
     return DecodedFile(name, samples, count, merged(notices), spans)
 
 
@@ -331,24 +336,18 @@ class _Windows:
 
     def __init__(self, samples: BinaryIO, told: Told | None) -> None:
         self._samples, self._told = samples, told
-        self._end = 0
+        self.end = 0  # samples that they cover
         self.spans: list[WindowSpan] = []
 
     def add(self, values: Sequence[Any]) -> None:
         """The next window. Raises AudioError where it does not follow the last one."""
         span = span_of(values)
-        if span.start != self._end or span.end <= span.start:
-            raise AudioError("the decoder reported windows that do not cover its samples")
-        self._end = span.end
+        if span.start != self.end or span.end <= span.start:
+            raise AudioError(UNCOVERED)
+        self.end = span.end
         self.spans.append(span)
         if self._told is not None:
             self._told(self._samples, span)
-
-    def all_of(self, samples: int) -> tuple[WindowSpan, ...]:
-        """All of a recording of so many samples. Raises AudioError where they do not cover it."""
-        if self._end != samples:
-            raise AudioError("the decoder reported windows that do not cover its samples")
-        return tuple(self.spans)
 
 
 def _error(code: Code, message: str) -> AudioError | OSError:

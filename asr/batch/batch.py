@@ -1,10 +1,5 @@
 """Many recordings in one run: what is done already, the order of the rest, and a result for each.
 
-    batch = Batch(sources, outputs, settings=settings_hash({...}))
-    transcriber = Transcriber.load("tiny.en")
-    for result in batch.run(transcriber, options):
-        print(result.record.path, result.record.status)
-
 A run is planned before a model is loaded, and loading is the caller's. The longest recordings come first,
 so that none is left alone at the end; on stdout, results keep the order given. The files of a recording are
 put in place as soon as it ends, its record after them, so a run that was killed continues where it stopped. A
@@ -18,7 +13,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,11 +50,9 @@ class BatchTranscriber(Protocol):
     @property
     def batch(self) -> int:
         """Windows that are decoded at a time."""
-        ...
 
     def set_batch(self, size: int) -> None:
         """Decode another number of windows at a time from now on."""
-        ...
 
     def transcribe(
         self, sources: Iterable[Any], options: Options | None = None, hook: Hook | None = None
@@ -95,7 +88,9 @@ class Batch:
         self._writer = Writer(outputs, settings)
         remote = any(source.location is not None for source in sources)
         if remote and spool is not None and not overwrite:
-            sources = described(sources, spool.stores, self._writer.is_known)
+            sources = described(
+                sources, spool.stores, lambda source: outputs.stands(source, settings) is not None
+            )
         self.done, self.todo = list[Source](), list[Source]()
         for source in sources:
             known = not overwrite and self._writer.is_done(source)
@@ -163,7 +158,7 @@ class Batch:
                         if smaller:
                             transcriber.set_batch(size)
                         self._taken, smaller = {}, False
-                        watched = _Watched(self._taken, hook) if may_halve else hook
+                        watched = partial(self._watch, hook) if may_halve else hook
                         outcomes = transcriber.transcribe(sources, options, watched)
                     more = True
                     while more:
@@ -279,15 +274,23 @@ class Batch:
                 source = replace(source, entry=outcome.entry)
             version = source.version
         elif taken.hashed is not None and version == file_version(source.path):
-            content = (
-                taken.hashed.result()
-            )  # that of one that has changed is unknown: it is done again
+            content = taken.hashed.result()  # unknown of one that has changed: it is done again
         self._close(source.path)
         write = partial(self._writer.finished, source, outcome, content, version)
         if self._writes is None:
             yield write()
         else:
             yield from self._writes.add(write)
+
+    def _watch(self, hook: Hook | None, progress: Progress) -> None:
+        """The hook of a call, which ends where memory runs out for drafts: what follows would have none
+        either, and half the batch writes the same words sooner. Where a pipe is being decoded it goes on
+        without drafts."""
+        error, pipes = progress.draft_error, any(one.is_pipe for one in self._taken.values())
+        if error is not None and out_of_memory(error) and not pipes:
+            raise error
+        if hook is not None:
+            hook(progress)
 
     def _failed(self, source: Source, error: ForescribeError) -> RecordingResult:
         """Write the record of a recording that has no outcome."""
@@ -328,23 +331,6 @@ class _Taken:
     def is_pipe(self) -> bool:
         """Whether it cannot be read again."""
         return self.content is None and self.version is None
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """The hook of a call, which ends where memory runs out for drafts: what follows would have none either,
-    and half the batch writes the same words sooner. Where a pipe is being decoded it goes on without drafts.
-    """
-
-    taken: Mapping[str, _Taken]
-    hook: Hook | None
-
-    def __call__(self, progress: Progress) -> None:
-        error, pipes = progress.draft_error, any(one.is_pipe for one in self.taken.values())
-        if error is not None and out_of_memory(error) and not pipes:
-            raise error
-        if self.hook is not None:
-            self.hook(progress)
 
 
 @dataclass(eq=False)

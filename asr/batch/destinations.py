@@ -1,9 +1,5 @@
 """Destinations: where the files and the records of a run are kept: a folder, object storage, or stdout.
 
-    destination = Folder(Path("out"))
-    destination.put("a.txt", b"...")
-    destination.keep(record)
-
 In a **folder**, records are lines of `manifest.jsonl`, appended under the kernel's lock and never changed;
 half a line that a killed process left is skipped. In **object storage**, a record is an object below
 `_forescribe/records` that is created once: the first one of a recording is `<hash>.json`, one that takes its

@@ -68,8 +68,14 @@ def discover(
             meant = _expanded(name, recursive)
         for source in meant:
             first = sources.setdefault(identity(source.path), source)
-            if first is not source:
-                _check_told_apart(source, first)
+            here, there = source.location, first.location
+            if here is not None and there is not None and here.url != there.url:
+                # They may be the same recording or another one, whose result would be lost.
+                raise UsageError(
+                    f"{here} is named by two addresses that differ in their signatures only (token, "
+                    "expires, ...), so their results cannot be told apart: name one of them, or each in a "
+                    "run of its own with another -o"
+                )
     found = list(sources.values())
     if stores is None or all(source.location is None for source in found):
         return found
@@ -112,19 +118,6 @@ def is_recording(path: str) -> bool:
     return regular and has_recording_name(path)
 
 
-def _check_told_apart(source: Source, first: Source) -> None:
-    """Refuse an address that differs from an earlier one in its signature only: it may be the same recording
-    or another one, whose result would be lost. Raises UsageError."""
-    if source.location is None or first.location is None:
-        return
-    if source.location.url != first.location.url:
-        raise UsageError(
-            f"{source.location} is named by two addresses that differ in their signatures only (token, "
-            "expires, ...), so their results cannot be told apart: name one of them, or each in a run of "
-            "its own with another -o"
-        )
-
-
 def _remote(name: str, stores: Stores, recursive: bool, named: set[str]) -> list[Source]:
     """The recordings that a URL stands for. Raises UsageError."""
     location = Location.parse(name)
@@ -151,10 +144,11 @@ def _is_plain(name: str) -> bool:
 
 
 def _expanded(name: str, recursive: bool) -> list[Source]:
-    if name.endswith(LIST) and not os.path.isdir(name):
-        return list(_listed(Path(name)))
     if os.path.isdir(name):
-        return _below(name, recursive)
+        nothing = Source(name, error=without_recordings(name, recursive))
+        return list(_walked(name, recursive)) or [nothing]
+    if name.endswith(LIST):
+        return _listed(Path(name))
     matched = list(_matched(name, recursive))
     if not matched:
         raise UsageError(f"no recording matches {name!r}; check the pattern and its folder")
@@ -185,11 +179,6 @@ def _globbed(pattern: str) -> list[str]:
     )
 
 
-def _below(folder: str, recursive: bool) -> list[Source]:
-    error = without_recordings(folder, recursive)
-    return list(_walked(folder, recursive)) or [Source(folder, error=error)]
-
-
 def _walked(top: str, recursive: bool) -> Iterator[Source]:
     entered: set[tuple[int, int]] = set()
     refused: list[OSError] = []
@@ -212,15 +201,14 @@ def _walked(top: str, recursive: bool) -> Iterator[Source]:
         yield Source(str(error.filename), error=unreadable(visible(str(error.filename)), error))
 
 
-def _listed(path: Path) -> Iterator[Source]:
-    """Yield the recordings of a list with NeMo's keys. Relative paths are relative to the list's folder
+def _listed(path: Path) -> list[Source]:
+    """The recordings of a list with NeMo's keys. Relative paths are relative to the list's folder
     or, if no file is there, to the working directory. Raises UsageError that names the line."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"the list {path} cannot be read: {error.strerror}") from error
-    for line, where in _lines(data, str(path)):
-        yield _entry(line, path, where)
+    return [_entry(line, path, where) for line, where in _lines(data, str(path))]
 
 
 def _lines(data: bytes, name: str) -> list[tuple[str, str]]:

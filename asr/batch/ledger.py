@@ -1,9 +1,5 @@
 """The ledger of an output: what became of each recording, so that a run continues where it stopped.
 
-    ledger = Ledger(destination)
-    ledger.stands("calls/a.mp3", ["a.txt"], settings)     # the record of results that need not be made again
-    ledger.add(ledger.record("calls/a.mp3", status="failed", code="invalid_audio"))
-
 A recording gets a record after its files are in place: it says that they are complete. Where records are kept
 is the destination's matter (`asr.batch.destinations`): lines of a file, or objects that are created once.
 
@@ -238,14 +234,6 @@ class Ledger:
             ]
             record = replace(record, outputs=(*record.outputs, *others))
         return self.destination.keep(record)
-
-    def cancel(self, records: Iterable[Record]) -> None:
-        """Keep the records of recordings that will not be transcribed in this run, where that is no request
-        for each. Raises ForescribeError."""
-        if not self.destination.in_background:
-            with self.locked():
-                for record in records:
-                    self.destination.keep(record)
 
     def _refresh(self) -> None:
         """Read the records that were made since, by anybody."""

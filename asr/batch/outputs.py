@@ -1,9 +1,5 @@
 """Where results go: a folder, stdout, or object storage; checked before anything is loaded.
 
-    outputs = Outputs.plan(sources, "out", "txt,srt")
-    outputs.write("calls/a.mp3", transcript)             # out/a.txt, out/a.srt
-    result = Writer(outputs, settings).finished(source, outcome, content)
-
 Every recording has names of its own, so that no result ever overwrites another or a recording. A recording
 from a folder that was searched keeps its place below the output. A name is not chosen if the results of
 another recording have it, in this run or by the records of an earlier one, or if a file of that name is a
@@ -45,21 +41,18 @@ storage are longer."""
 
 @dataclass(frozen=True)
 class Outputs:
-    """Names and formats of one run's results.
+    """Names and formats of one run's results."""
 
-    Attributes:
-        where: the folder or the location; None for stdout.
-        ledger: knows what earlier runs wrote, and where files are written to.
-        stems: for every recording the path of its files below `where`, without extension.
-        owners: the recording that each name belonged to when the names were chosen.
-    """
-
-    where: Path | Location | None
+    where: Path | Location | None  # the folder or the location; None for stdout
     ledger: Ledger
     formats: tuple[str, ...]
-    stems: dict[str, str]
+    stems: dict[
+        str, str
+    ]  # of every recording the path of its files below `where`, without extension
     rules: LineRules = PLAIN
-    owners: Mapping[str, str | None] = field(default_factory=dict)
+    owners: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # of stems, when they were chosen
 
     @classmethod
     def plan(
@@ -165,10 +158,6 @@ class Writer:
     outputs: Outputs
     settings: str
 
-    def is_known(self, source: Source) -> bool:
-        """Whether there is a result of the recording with these settings, whatever it was made from."""
-        return self.outputs.stands(source, self.settings) is not None
-
     def is_done(self, source: Source) -> bool:
         """Whether its results hold what would be written again, as far as is known without fetching it. A
         file is read only if its size or time differ."""
@@ -231,10 +220,7 @@ class Writer:
         version."""
         known = self.outputs.stands(source, self.settings)
         if known is not None:
-            with (
-                suppress(ForescribeError),
-                self.outputs.ledger.locked(),
-            ):  # else it is fetched again, no more
+            with suppress(ForescribeError), self.outputs.ledger.locked():  # else fetched again
                 self.outputs.ledger.add(replace(known, version=source.version))
         return self.skipped(source)
 
@@ -245,11 +231,12 @@ class Writer:
 
     def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
         """Results of recordings that will not be transcribed in this run."""
-        records = [
-            self.outputs.ledger.record(source.path, status="cancelled") for source in sources
-        ]
-        with suppress(ForescribeError):
-            self.outputs.ledger.cancel(records)
+        ledger = self.outputs.ledger
+        records = [ledger.record(source.path, status="cancelled") for source in sources]
+        if not ledger.destination.in_background:  # there it is a request for each
+            with suppress(ForescribeError), ledger.locked():
+                for record in records:
+                    ledger.destination.keep(record)
         return [RecordingResult(record) for record in records]
 
     def _mark(self, content: str) -> str:

@@ -1,11 +1,5 @@
 """Spool: recordings are fetched ahead of the engine, into a folder of bounded size.
 
-    spool = Spool(stores, place="/mnt/fast")
-    spool.order(sources)
-    copy = spool.take(sources[0])       # waits for it; raises why it cannot be fetched
-    str(copy), os.fspath(copy)          # the name of the recording, the file to open
-    spool.release(sources[0].path)      # its result is written: the room is free
-
 Whole recordings are fetched, as an mp4 may have its index at the end. A recording that cannot be fetched
 fails alone. A folder that a killed process left behind is removed by the next one in the same place: the
 lock that it held has gone with it. Knows stores, locations and files; nothing of audio.
@@ -86,11 +80,6 @@ class SpoolFolder:
             self.close = weakref.finalize(self, _removed, self.path, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
 
-    @property
-    def free(self) -> int:
-        """Free bytes on its disk."""
-        return shutil.disk_usage(self.path).free
-
     def copy(
         self,
         source: Source,
@@ -112,13 +101,8 @@ class SpoolFolder:
 
 
 class Spool:
-    """Local copies of recordings, at most `limit` bytes.
-
-    Args:
-        stores: where recordings are fetched from.
-        place: a folder for the copies; by default that of large temporary files.
-        limit: bytes; None is half of what is free on the disk, at most `MOST`.
-    """
+    """Local copies of recordings in a folder below `place`, by default that of large temporary files. They
+    have at most `limit` bytes, by default half of what is free on the disk, up to `MOST`."""
 
     def __init__(
         self, stores: Stores, *, place: str | None = None, limit: int | None = None
@@ -137,7 +121,7 @@ class Spool:
         """Fetch these in this order, as there is room; to be called once. Raises OutputError."""
         self.folder = SpoolFolder(self.place)
         if self.limit is None:
-            self.limit = min(MOST, self.folder.free // 2)
+            self.limit = min(MOST, shutil.disk_usage(self.folder.path).free // 2)
         with self._lock:
             for source in sources:
                 self._items[source.path] = _Item(source)

@@ -26,7 +26,7 @@ from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from ..storage.locations import is_url
 from .documents import docx, md
 from .subtitles import PLAIN, UNNAMED, Cue, LineRules, cues, label, milliseconds, one_line
-from .transcript_parts import Contents, Segment, Turn
+from .transcript_parts import Contents, Segment
 
 TEMPORARY = ".forescribe-{}.tmp"
 """Name of a file while it is written; a process that is killed may leave one behind."""
@@ -180,20 +180,14 @@ def json_(transcript: Contents) -> str:
 
 
 def rttm(transcript: Contents) -> str:
-    return format_turns(transcript.turns, str(transcript.settings.get(RECORDING, RECORDING)))
-
-
-def format_turns(turns: Iterable[Turn], name: str) -> str:
-    """Return the turns of the recording `name`, rounded to milliseconds, each at least 1 ms long.
-
-    RTTM has no escapes: spaces in names become `_`.
-    """
-    rows = []
-    for turn in turns:
+    """Turns, rounded to milliseconds, each at least 1 ms long. There are no escapes: spaces in names become
+    `_`."""
+    name, rows = _field(str(transcript.settings.get(RECORDING, RECORDING))), []
+    for turn in transcript.turns:
         start, end = milliseconds(turn.start_sample), milliseconds(turn.end_sample)
         length = max(1, end - start)
         rows.append(
-            f"SPEAKER {_field(name)} 1 {start / 1000:.3f} {length / 1000:.3f} "
+            f"SPEAKER {name} 1 {start / 1000:.3f} {length / 1000:.3f} "
             f"<NA> <NA> {_field(turn.speaker)} <NA> <NA>\n"
         )
     return "".join(rows)

@@ -1,9 +1,5 @@
 """The HTML reports of a run: a page for each recording, to read, play and share, and an index.
 
-    reports = Reports.plan("report.html", stems)
-    reports.add("a.mp3", transcript)     # for each recording that has ended, or why there is none
-    reports.close()
-
 A page loads nothing else: text, figures, program and, up to EMBEDDED_BYTES, the recording are in
 it, and its Content-Security-Policy allows nothing more. Texts and file names are untrusted: they
 are embedded as JSON, and the program inserts them as text only. The program is that of the
@@ -51,22 +47,9 @@ PLAYABLE: Mapping[str, str] = {  # types of sound that browsers play, by extensi
 }
 
 MODULES = (
-    "dom.js",
-    "model.js",
-    "names.js",
-    "formats.js",
-    "docx.js",
-    "menu.js",
-    "edits.js",
-    "saving.js",
-    "editor.js",
-    "search.js",
-    "people.js",
-    "transcript.js",
-    "player.js",
-    "viewer.js",
-    "report.js",
-)
+    "dom.js model.js names.js formats.js docx.js menu.js edits.js saving.js editor.js search.js people.js "
+    "transcript.js player.js viewer.js report.js"
+).split()
 """The files of the program, each after those that it imports."""
 
 
@@ -200,10 +183,6 @@ class Sound:
     src: str | None
     note: str = ""
 
-    @property
-    def embedded(self) -> bool:
-        return self.src is not None and self.src.startswith("data:")
-
 
 INDEX_COLUMNS = ("Recording", "Result", "Language", "Length", "Speed", "Drafts accepted")
 
@@ -253,13 +232,18 @@ def _style() -> str:
 def _script() -> str:
     """Join the modules, without imports and exports; no two of them define the same name."""
     return "".join(
-        re.sub(r"^import .*;\n", "", re.sub(r"^export ", "", view(name), flags=re.M), flags=re.M)
+        re.sub(
+            r"^import .*;\n",
+            "",
+            re.sub(r"^export ", "", view(name), flags=re.M),
+            flags=re.M,
+        )
         for name in MODULES
     )
 
 
 def _policy(sound: Sound) -> str:
-    media = "data:" if sound.embedded else "'self' file:"
+    media = "data:" if (sound.src or "").startswith("data:") else "'self' file:"
     return (
         f"default-src 'none'; script-src {_hash(_script())}; style-src {_hash(_style())}; "
         f"media-src {media}; base-uri 'none'; form-action 'none'"

@@ -147,18 +147,7 @@ def milliseconds(samples: int) -> int:
     return (samples * 1000 + SAMPLE_RATE // 2) // SAMPLE_RATE
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A cue before it is placed."""
-
-    start_sample: int
-    end_sample: int
-    text: str
-    speaker: str | None
-    words: Times = ()
-
-
-def _by_speaker(segment: Segment) -> Iterator[_Part]:
+def _by_speaker(segment: Segment) -> Iterator[Cue]:
     """The text of a segment, cut before each word of another speaker than the word before it."""
     at, begin, start, speaker = 0, 0, segment.start_sample, segment.speaker
     end = start
@@ -168,31 +157,35 @@ def _by_speaker(segment: Segment) -> Iterator[_Part]:
             continue
         who = word.speaker or segment.speaker
         if number and who != speaker and one_line(segment.text[begin:found]):
-            yield _Part(start, max(start, end), one_line(segment.text[begin:found]), speaker)
+            yield _cue(start, max(start, end), one_line(segment.text[begin:found]), speaker)
             begin, start = found, word.start_sample
         speaker, at, end = who, found + len(word.text), word.end_sample
     if text := one_line(segment.text[begin:]):
-        yield _Part(start, max(start, segment.end_sample), text, speaker)
+        yield _cue(start, max(start, segment.end_sample), text, speaker)
 
 
-def _placed(parts: list[_Part], limit: int) -> list[Cue]:
-    """Make cues of texts in any order, all before `limit` ms."""
-    parts = sorted(parts, key=attrgetter("start_sample"))
-    starts = [milliseconds(part.start_sample) for part in parts]
-    following = [*starts[1:], limit][: len(starts)]
+def _cue(start: int, end: int, text: str, speaker: str | None, words: Times = ()) -> Cue:
+    """A cue of samples, which may be anywhere."""
+    return Cue(milliseconds(start), milliseconds(end), text, speaker, words=words)
+
+
+def _placed(parts: list[Cue], limit: int) -> list[Cue]:
+    """Cues in any order -> in order, without overlaps, all before `limit` ms."""
+    parts = sorted(parts, key=attrgetter("start_ms"))
+    following = [*(part.start_ms for part in parts[1:]), limit][: len(parts)]
     result: list[Cue] = []
-    for part, raw_start, next_start in zip(parts, starts, following, strict=True):
-        start = max(raw_start, result[-1].end_ms if result else 0)
+    for part, next_start in zip(parts, following, strict=True):
+        start = max(part.start_ms, result[-1].end_ms if result else 0)
         if start >= limit and result:
             cue = result[-1]
             if part.speaker == cue.speaker or not _make_room(result):
                 result[-1] = replace(cue, text=f"{cue.text} {part.text}")
                 continue
         start = min(start, limit - 1)
-        end = min(milliseconds(part.end_sample), limit)
+        end = min(part.end_ms, limit)
         if next_start > start:
             end = min(end, next_start)
-        result.append(Cue(start, max(end, start + 1), part.text, part.speaker, words=part.words))
+        result.append(replace(part, start_ms=start, end_ms=max(end, start + 1)))
     return result
 
 
@@ -247,7 +240,7 @@ class _Run:
         near = word.start_sample - self.words[-1].end_sample <= LONG_PAUSE
         return self.timed and near and speaker == self.speaker
 
-    def part(self, lines: Sequence[tuple[int, int]]) -> _Part:
+    def cue(self, lines: Sequence[tuple[int, int]]) -> Cue:
         """The words of these lines, joined by line breaks."""
         text, words = "", []
         for begin, end in lines:
@@ -260,17 +253,17 @@ class _Run:
                 text += word.text
         first, last = self.words[lines[0][0]], self.words[lines[-1][1] - 1]
         timed = tuple(words) if self.timed else ()
-        return _Part(first.start_sample, last.end_sample, text, self.speaker, timed)
+        return _cue(first.start_sample, last.end_sample, text, self.speaker, timed)
 
 
-def _in_lines(transcript: Contents, rules: LineRules) -> Iterator[_Part]:
+def _in_lines(transcript: Contents, rules: LineRules) -> Iterator[Cue]:
     """The text arranged in blocks of lines, in the order of the segments; no word is lost."""
     for run in _runs(transcript, rules):
         layout = _Layout(run.words, rules)
         count = rules.lines if run.timed else math.inf
         whole = [(0, len(run.words))]
         for start, end in whole if count == math.inf else layout.blocks(count):
-            yield run.part(layout.lines(start, end))
+            yield run.cue(layout.lines(start, end))
 
 
 def _runs(transcript: Contents, rules: LineRules) -> list[_Run]:

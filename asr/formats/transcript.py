@@ -188,15 +188,6 @@ UNREADABLE = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 FIGURES = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
 """Of a segment."""
 
-_NEEDED: Mapping[type, str] = {
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-}
-
 
 class _Fields:
     """The values of a JSON object, by type. Raises TypeError for another one, KeyError for one that is not
@@ -214,7 +205,7 @@ class _Fields:
             return default
         known = isinstance(value, int | float if kind is float else kind)
         if not known or (isinstance(value, bool) and kind is not bool):
-            raise TypeError(f"{key!r} is {_brief(value)}; {_NEEDED[kind]} is needed")
+            raise TypeError(f"{key!r} is {_brief(value)}; it must be of type {kind.__name__}")
         return _finite(value) if kind is float else value
 
     def sample(self, key: str) -> int:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..words.assembly import MARKS
@@ -163,19 +164,8 @@ def _bare(text: str) -> str:
     return text.strip().strip(MARKS)
 
 
-def _agreed(recent: Sequence[Sequence[str]], number: int, held: int) -> int:
+def _agreed(recent: Sequence[list[str]], number: int, held: int) -> int:
     """Words on which the last `number` texts agree, but the last `held` ones of the newest."""
     if len(recent) < number:
         return 0
-    newest = recent[-1]
-    counts = [_common(other, newest) for other in recent[-number:-1]]
-    return max(0, min([len(newest) - held, *counts]))
-
-
-def _common(left: Sequence[str], right: Sequence[str]) -> int:
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    return max(0, min(len(recent[-1]) - held, len(commonprefix(recent[-number:]))))

@@ -1,9 +1,5 @@
 """Audio as it comes in pieces of bytes: 16-bit PCM at three rates and G.711, to samples at 16 kHz.
 
-    audio = AudioInput("audio/pcm", 24_000)
-    audio.push(data)        # samples that are ready; an odd byte waits for its other half
-    audio.flush()           # the few that the resampler still holds: the next ones begin anew
-
 G.711 (ITU-T G.711, both laws) has 256 codes, so it is decoded by a table. Does not know items.
 """
 
@@ -19,8 +15,6 @@ from ..audio.reading import Resampler
 from ..segment.windows import Samples
 
 Kind = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
-
-SCALE = 32768.0
 
 
 class AudioInput:
@@ -55,7 +49,7 @@ class AudioInput:
         data = self._odd + data
         whole = len(data) - len(data) % 2
         self._odd = data[whole:]
-        return np.frombuffer(data, "<i2", whole // 2).astype(np.float32) / SCALE
+        return np.frombuffer(data, "<i2", whole // 2).astype(np.float32) / 32768.0
 
 
 @cache

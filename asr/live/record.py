@@ -1,10 +1,5 @@
 """LiveRecord: what is kept of a live stream for its files, the transcripts of its items and its samples.
 
-    record = LiveRecord(audio=True)
-    record.feed(samples)                         # everything that the stream is fed
-    record.add(completed.start_s, completed.transcript)
-    record.transcript()                          # of the whole stream, with its times
-
 Samples are in a file without a name, 64 kB per second, so that hours of them are not in memory; it is gone
 with the process. Knows nothing of how items are decoded.
 """
@@ -94,7 +89,7 @@ class LiveRecord:
         numbers, segments, windows = count(), list[Segment](), 0
         for start, item in items:
             segments += [_moved(s, start, windows, next(numbers)) for s in item.segments]
-            windows += _windows(item)
+            windows += 1 + max((segment.window for segment in item.segments), default=-1)
         lengths = Counter[str]()
         for _, item in items:
             lengths[item.language or ""] += item.coverage.decoded_samples
@@ -164,11 +159,6 @@ def _moved(segment: Segment, start: int, windows: int, number: int) -> Segment:
         window_sample=segment.window_sample + start,
         words=segment.words and tuple(shifted(word, start) for word in segment.words),
     )
-
-
-def _windows(item: Transcript) -> int:
-    last = max((segment.window for segment in item.segments), default=-1)
-    return last + 1
 
 
 def _placed(notice: Notice, start: int) -> Notice:

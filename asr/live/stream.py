@@ -187,22 +187,18 @@ class LiveStream:
             self._read_answers()
 
     def _read_answers(self) -> None:
-        """Read what has come, and let the next thread work."""
-        try:
-            while answer := self._next_answer():
-                self._read_answer(answer)
-        except BaseException:
+        """Read what has come, and let the next thread work: no answer comes in between unread."""
+        while True:
             with self._changed:
-                self._rest()
-            raise
-
-    def _next_answer(self) -> Pass | None:
-        """The next one; None ends this thread's turn, so that no answer comes in between unread."""
-        with self._changed:
-            if self._answers:
-                return self._answers.popleft()
-            self._rest()
-            return None
+                if not self._answers:
+                    return self._rest()
+                answer = self._answers.popleft()
+            try:
+                self._read_answer(answer)
+            except BaseException:
+                with self._changed:
+                    self._rest()
+                raise
 
     def _rest(self) -> None:
         self._working = False

@@ -5,8 +5,6 @@ recordings of a run by path or location.
     location.name                    # a.mp3
     str(location)                    # https://example.com/a.mp3: no password, no signature
     Location.parse("s3://out/2026") / "a/b.srt"
-    Source("calls/a.mp3").path       # a file
-    remote_source(Location.parse("s3://calls/a.mp3"), entry)
 
 Knows names and the forms of URLs; opens nothing. Import is light.
 """

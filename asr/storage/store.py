@@ -1,10 +1,5 @@
 """Store: the objects below a location, as far as all services are alike.
 
-    store = Stores().at(Location.parse("s3://out/2026"))    # asr.storage.stores
-    store.put("a.srt", b"...")
-    store.create("records/9c41.json", b"...")      # False: it exists already
-    store.fetch("a.mp3", Path("a.mp3"))
-
 Keys are relative to the store's location. All methods may be called from several threads. Requests are
 repeated by the library of each service while their failure is temporary; what is raised then is final. Knows
 nothing of what becomes of objects and files.

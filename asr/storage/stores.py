@@ -95,11 +95,6 @@ class Stores:
         return self.at(root), location.key
 
 
-def open_store(location: Location, *, patience_s: float = PATIENCE_S) -> Store:
-    """The store at one location; see `Stores.at`."""
-    return Stores(patience_s).at(location)
-
-
 class BucketStore(Store):
     """Objects of a bucket, below the folder of its location."""
 

@@ -18,10 +18,8 @@ Knows vectors only. Shapes: N pieces, K speakers, D dimensions.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +65,7 @@ class Plda:
                 )
                 self.psi: Floats = arrays["psi"].astype(np.float64)
                 self._constant, self._by_length = arrays["noise"].astype(float).tolist()
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+        except Exception as error:  # numpy, zipfile and zlib raise different ones
             raise ModelError(f"no PLDA in {str(folder / NAME)!r}: {error}") from error
 
     def __call__(self, vectors: NDArray[np.floating]) -> Floats:
@@ -180,7 +178,11 @@ def agglomerate(
         found[n] = -np.inf
         return np.asarray(found)
 
-    table = evidence.of_pairs(amounts, sums)
+    table = np.zeros((count, count))
+    for n in range(count - 1):
+        rest = slice(n + 1, None)
+        table[n, rest] = evidence(amounts[n] + amounts[rest], sums[n] + sums[rest])
+        table[rest, n] = table[n, rest]
     for n in range(count):
         table[n] = gains(n, table[n])
     best = table.argmax(1) if count else np.zeros(0, np.int64)
@@ -246,15 +248,6 @@ class Evidence:
         np.divide(self._psi, shares, out=shares)
         explained = np.einsum("kd,kd->k", sums * sums, shares)
         return np.asarray(0.5 * (explained - np.interp(amounts, self._amounts, self._determinants)))
-
-    def of_pairs(self, amounts: Floats, sums: Floats) -> Floats:
-        """Amounts [K] and weighted sums [K, D] -> [K, K], the evidence of each two joined, each pair once."""
-        found = np.zeros((len(amounts), len(amounts)))
-        for n in range(len(amounts) - 1):
-            rest = slice(n + 1, None)
-            found[n, rest] = self(amounts[n] + amounts[rest], sums[n] + sums[rest])
-            found[rest, n] = found[n, rest]
-        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,8 +63,7 @@ AT_ONCE = 200
 of the room."""
 
 DOUBTFUL = 0.035
-"""Mean doubt of the pieces of a recording from which it has a warning. Of 126 recordings of tuning voices 8
-reached it, all of them quick turns with 7 to 15 % of the speech given to another speaker."""
+"""Mean doubt of the pieces of a recording from which it has a warning."""
 
 DOUBT = (
     "the voices are hard to tell apart in this recording: turns with a low confidence may have another "

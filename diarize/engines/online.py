@@ -1,8 +1,5 @@
 """Speakers of audio that is still arriving: each stretch is compared with those that were heard before.
 
-    speakers = OnlineSpeakers(engine, letter)
-    regular, exclusive = speakers.turns(samples)        # of the next stretch, a window of live audio
-
 Networks, vectors and PLDA are those of the embedded engine. A speaker of the stream is the evidence of the
 pieces that were given to it. The pieces of a stretch are joined with each other and with the speakers so far
 by the likelihood that joins pieces in a recording (`clustering`), so that no threshold is chosen; two
@@ -42,11 +39,6 @@ from .clustering import (
 )
 from .embedded import EmbeddedDiarizer
 from .segmentation import turns_of
-
-ONE_S = np.ones(1)
-
-Label = Callable[[int], str]
-"""The label of the n-th speaker, counted from 0."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ class OnlineClusters:
         """`name` gives the label of a new speaker by its mean direction [D] and seconds of speech; there are
         `most` speakers at most."""
         self.plda, self.most, self._name = plda, most, name
-        self._bound = SETTINGS.longest_s * SETTINGS.evidence * plda.precision(ONE_S)[0]
+        self._bound = SETTINGS.longest_s * SETTINGS.evidence * plda.precision(np.ones(1))[0]
         self._evidence = Evidence(plda.psi, (2 + SETTINGS.waiting) * self._bound)
         self._voices: list[_Voice] = []
 
@@ -191,13 +183,13 @@ class OnlineClusters:
 
 
 class OnlineSpeakers:
-    """The speakers of one stream, `most` at most. Labels are those of `label` in the order in which they
-    are found; `known` people have their names if they are recognised then."""
+    """The speakers of one stream, `most` at most. `label` gives that of the n-th who is found, from 0;
+    `known` people have their names if they are recognised then."""
 
     def __init__(
         self,
         engine: EmbeddedDiarizer,
-        label: Label,
+        label: Callable[[int], str],
         known: Sequence[KnownSpeaker] = (),
         most: int = MOST_SPEAKERS,
     ) -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,7 @@ SHORTEST = SAMPLE_RATE // 20
 """Samples. In less than 50 ms there is no voice, and for some networks no frame; such short turns are
 errors at the boundaries of others."""
 
-SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {"segmentation": (0.0, 0.5), "embeddings": (0.5, 0.99)}
-)
+SHARES = {"segmentation": (0.0, 0.5), "embeddings": (0.5, 0.99)}
 """Share of the work by step, for large networks in both steps (values of whisperX)."""
 
 LEAST_NORM = 1e-6

@@ -162,13 +162,12 @@ def _locate_community(network: bool) -> Path:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        return _checked(Path(snapshot_download(REPOSITORY, etag_timeout=5.0)))
+        folder = Path(snapshot_download(REPOSITORY, etag_timeout=5.0))
     except (GatedRepoError, RepositoryNotFoundError) as error:  # the answer without a token
         raise ModelError(f"{COMMUNITY}: the hub denies access: {HOW}") from error
-    except ModelError:
-        raise
     except Exception as error:  # a full disk, no network: exceptions depend on the transport
         raise ModelError(f"{COMMUNITY} cannot be downloaded ({error}): {HOW}") from error
+    return _checked(folder)
 
 
 def _is_pipeline(folder: Path) -> bool:

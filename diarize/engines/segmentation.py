@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from ..diarizer import Samples
@@ -153,7 +152,7 @@ ORDERS = [_order(renamed) for renamed in permutations(range(SLOTS))]
 
 
 def load(folder: Path, device: torch.device | str = "cpu") -> Segmentation:
-    """Load segmentation-3.0. Raises ModelError if the file is missing or holds something else."""
+    """Load segmentation-3.0. Raises ModelError if the file is missing or damaged."""
     network = PyanNet(
         sincnet={"stride": 10},
         lstm={"hidden_size": 128, "num_layers": 4, "bidirectional": True, "monolithic": True},
@@ -168,10 +167,7 @@ def load(folder: Path, device: torch.device | str = "cpu") -> Segmentation:
         permutation_invariant=True,
     )
     network.build()
-    try:
-        network.load_state_dict(read_weights(folder / NAME))
-    except RuntimeError as error:
-        raise ModelError(f"no segmentation in {str(folder / NAME)!r}: {error}") from error
+    network.load_state_dict(read_weights(folder / NAME))
     return Segmentation(network.to(torch.device(device)).eval().requires_grad_(False))
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.quality.diarization import read_rttm
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.files import format_turns
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage
 from forescribe.diarize.turns import Turn, Turns
 
 MS = 16
@@ -31,7 +32,8 @@ def at(given: Turns, sample: int) -> set[str]:
 
 @given(turns())
 def test_rttm_gives_back_what_it_was_given(given: Turns) -> None:
-    assert read_rttm(format_turns(given, "a")).get("a", Turns()) == given
+    told = Transcript((), 0, Coverage(), turns=tuple(given), settings={"recording": "a"})
+    assert read_rttm(told.to_rttm()).get("a", Turns()) == given
 
 
 @given(turns())

@@ -15,7 +15,7 @@ from forescribe.api.jobs.files import Copies, DiskFiles, ObjectFiles
 from forescribe.api.jobs.service import open_objects
 from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.stores import open_store
+from forescribe.asr.storage.stores import Stores
 from tests.api.conftest import until
 from tests.asr.storage.emulator import running
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 def objects_in(bucket: Path, folder: Path, cache_bytes: int = 1 << 30) -> ObjectFiles:
     bucket.mkdir(exist_ok=True)
-    return ObjectFiles(open_store(Location.parse(f"file://{bucket}")), folder, cache_bytes)
+    return ObjectFiles(Stores().at(Location.parse(f"file://{bucket}")), folder, cache_bytes)
 
 
 @pytest.fixture(params=["disk", "objects"])

@@ -242,6 +242,22 @@ def test_a_file_that_was_cut_off_is_used_as_far_as_it_goes(tmp_path: Path, kind:
         assert "1 damaged packets" not in warning.message
 
 
+@pytest.mark.parametrize("endian", ["BIG", "LITTLE"])
+@pytest.mark.parametrize("kind", ["AIFF", "AU", "CAF", "W64", "WAV", "RF64"])
+def test_a_file_of_samples_that_was_cut_off_says_how_long_it_was(kind: str, endian: str) -> None:
+    whole = io.BytesIO()
+    known = soundfile.check_format(kind, "PCM_16", endian)
+    endian = endian if known else "FILE"
+    soundfile.write(whole, sweep(RATE), RATE, format=kind, subtype="PCM_16", endian=endian)
+    data = whole.getvalue()
+    recording = open_audio(data[: len(data) * 6 // 10])
+    assert len(joined(recording)) == pytest.approx(1.8 * RATE, rel=0.05)
+    assert recording.declared_s == pytest.approx(3, abs=0.05)
+    assert codes(recording) == ["truncated_audio"]
+    complete = open_audio(data)
+    assert is_the_sweep(joined(complete)) and codes(complete) == []
+
+
 @pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
 def test_an_mp4_whose_index_was_cut_off_says_so(tmp_path: Path, share: float) -> None:
     data = encode(tmp_path / "a.mp4", *CODECS["mp4"], rate=RATE).read_bytes()

@@ -306,7 +306,7 @@ def test_what_ends_a_child_between_two_windows_changes_nothing(
         with tempfile.TemporaryFile() as whole, monkeypatch.context() as patch:
             patch.setattr(windows, "_told", None)
             request(self, partial(ask.func, (source, whole), *more, windows), shared)
-            spans, windows.spans[:], windows._end = [*windows.spans], [], 0
+            spans, windows.spans[:], windows.end = [*windows.spans], [], 0
             os.pwrite(samples.fileno(), os.pread(whole.fileno(), SIZE * 60, 0), 0)
         for span in spans[:2]:
             windows.add(span)

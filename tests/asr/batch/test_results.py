@@ -17,7 +17,7 @@ from forescribe.asr.batch.ledger import Ledger
 from forescribe.asr.batch.outputs import RecordingResult
 from forescribe.asr.errors import AudioError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores
 from tests.asr.batch.remote import objects
 from tests.asr.batch.remote.objects import CopyTypist
 from tests.asr.storage.faults import memory
@@ -50,7 +50,7 @@ class Output:
 
     def remove(self, name: str) -> None:
         if self.kind == "store":
-            open_store(Location.parse(self.where)).delete(name)
+            Stores().at(Location.parse(self.where)).delete(name)
         else:
             Path(self.where, name).unlink()
 
@@ -208,7 +208,7 @@ def test_a_damaged_record_is_as_none(out, wrong) -> None:
     if out.kind == "folder":
         Path(out.where, "manifest.jsonl").write_text(json.dumps(line | wrong) + "\n")
     else:
-        store = open_store(Location.parse(out.where))
+        store = Stores().at(Location.parse(out.where))
         (name,) = (e.key for e in store.list("_forescribe/records"))
         store.put(name, json.dumps(line | wrong).encode())
         store.delete("manifest.jsonl")

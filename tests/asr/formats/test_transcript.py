@@ -223,8 +223,8 @@ def _meeting(text: str = " Good morning.", **speaker: str) -> Transcript:
         ("[]", r"\[\] stands where an object is needed"),
         ('{"duration": 1}', "it has no 'segments'"),
         ('{"segments": [3], "duration": 1}', "3 stands where an object"),
-        ('{"segments": null, "duration": 1}', "'segments' is null; a list is needed"),
-        ('{"segments": [], "duration": true}', "'duration' is true; a number is needed"),
+        ('{"segments": null, "duration": 1}', "'segments' is null; it must be of type list"),
+        ('{"segments": [], "duration": true}', "'duration' is true; it must be of type float"),
     ],
 )
 def test_a_file_that_is_no_transcript_is_told_in_words(wrong: str, said: str, tmp_path: Path):

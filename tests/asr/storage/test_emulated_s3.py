@@ -19,7 +19,7 @@ import soundfile
 from forescribe.asr.batch.destinations import Bucket
 from forescribe.asr.batch.ledger import Record
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores
 from tests.asr.storage.emulator import (
     CUT_OFF,
     EXPIRED,
@@ -76,7 +76,7 @@ def s3(emulator: S3, clips: Path, monkeypatch: pytest.MonkeyPatch) -> S3:
     emulator.inputs, emulator.output = f"s3://calls-{number}/2026", f"s3://out-{number}/x"
     for name in (f"calls-{number}", f"out-{number}"):
         emulator.make_bucket(name)
-    store = open_store(Location.parse(emulator.inputs))
+    store = Stores().at(Location.parse(emulator.inputs))
     for clip in clips.iterdir():
         store.put(clip.name, clip)
     emulator.calls.clear()
@@ -108,7 +108,7 @@ def comparable(name: str, text: str) -> str:
 
 
 def results(s3: S3) -> dict[str, str]:
-    store = open_store(Location.parse(s3.output))
+    store = Stores().at(Location.parse(s3.output))
     names = [entry.key for entry in store.list() if "/" not in entry.key]
     names.remove("manifest.jsonl")
     return {name: comparable(name, store.read(name).decode()) for name in names}

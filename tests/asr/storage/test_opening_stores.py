@@ -19,7 +19,7 @@ from forescribe.asr.storage.errors import (
     located,
 )
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.stores import open_store, profile_settings
+from forescribe.asr.storage.stores import Stores, profile_settings
 
 S3 = Location.parse("s3://bucket/a.mp3")
 
@@ -56,7 +56,7 @@ def test_profiles_are_read_as_the_aws_tools_write_them(nobody, monkeypatch) -> N
         "session_token": "WT",
         "region": "us-west-2",
     }
-    open_store(S3)  # takes these settings
+    Stores().at(S3)  # takes these settings
     for name in ("sso", "half", "nope"):
         monkeypatch.setenv("AWS_PROFILE", name)
         assert profile_settings() == {}
@@ -71,19 +71,19 @@ def test_without_the_extra_the_message_says_how_to_install_it(monkeypatch) -> No
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(UsageError, match="scripts/setup s3"):
-        open_store(S3)
+        Stores().at(S3)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9000", "ftp://host", "http://"])
 def test_an_endpoint_that_is_no_address_is_refused_by_name(monkeypatch, address: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
     with pytest.raises(UsageError, match="AWS_ENDPOINT_URL is no address"):
-        open_store(S3)
+        Stores().at(S3)
 
 
 def test_azure_without_an_account_says_which_variables() -> None:
     with pytest.raises(StorageError, match="AZURE_STORAGE_ACCOUNT_NAME"):
-        open_store(Location.parse("az://container/x"))
+        Stores().at(Location.parse("az://container/x"))
 
 
 # What servers answer
@@ -128,4 +128,4 @@ def test_no_text_of_a_server_gets_into_a_message() -> None:
 
 def test_a_folder_that_cannot_be_made_is_refused() -> None:
     with pytest.raises(UsageError, match=r"file:///proc/nope/x: the folder cannot be made"):
-        open_store(Location.parse("file:///proc/nope/x"))
+        Stores().at(Location.parse("file:///proc/nope/x"))

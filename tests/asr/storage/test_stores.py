@@ -16,7 +16,7 @@ from forescribe.asr.storage.errors import (
     UnsupportedError,
 )
 from forescribe.asr.storage.locations import Entry, Location
-from forescribe.asr.storage.stores import BucketStore, Store, open_store
+from forescribe.asr.storage.stores import BucketStore, Store, Stores
 from tests.asr.storage.emulator import S3, running
 from tests.asr.storage.faults import LOST, OK, Fate, FaultyBucket, memory
 
@@ -30,16 +30,16 @@ def emulator() -> Iterator[S3]:
 @pytest.fixture(params=["memory", "file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "memory":
-        return open_store(memory() / "out/2026")
+        return Stores().at(memory() / "out/2026")
     if request.param == "file":
-        return open_store(Location.parse(f"file://{tmp_path}/out"))
+        return Stores().at(Location.parse(f"file://{tmp_path}/out"))
     s3: S3 = request.getfixturevalue("emulator")
     monkeypatch = request.getfixturevalue("monkeypatch")
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     bucket = f"stores-{next(NUMBERS)}"
     s3.make_bucket(bucket)
-    return open_store(Location.parse(f"s3://{bucket}/out/2026"))
+    return Stores().at(Location.parse(f"s3://{bucket}/out/2026"))
 
 
 NUMBERS = itertools.count()
@@ -92,12 +92,12 @@ def test_an_object_is_created_once(store: Store) -> None:
 
 
 def faulty(location: Location, fate: Fate, whole: int | None = None) -> FaultyBucket:
-    return FaultyBucket(open_store(location), fate, whole)
+    return FaultyBucket(Stores().at(location), fate, whole)
 
 
 def test_a_copy_that_is_lost_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     location, asked = memory(), []
-    open_store(location).put("a", b"1" * 100)
+    Stores().at(location).put("a", b"1" * 100)
 
     def lost(where: Location, kind: str) -> str:
         asked.append(kind)
@@ -114,7 +114,7 @@ def test_a_copy_that_is_lost_is_an_error_and_leaves_nothing(tmp_path: Path) -> N
 def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
-    store = open_store(memory())
+    store = Stores().at(memory())
     store.put("a", b"1" * 100)
     (tmp_path / "a").symlink_to("/dev/full")
     with pytest.raises(OutputError, match="--spool") as caught:
@@ -124,7 +124,7 @@ def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path) -> None:
 
 def test_what_is_too_large_is_not_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forescribe.asr.storage.store.SMALL", 100)
-    store = open_store(memory())
+    store = Stores().at(memory())
     store.put("a", b"1" * 100)
     store.put("b", b"1" * 101)
     assert len(store.read("a")) == 100
@@ -142,10 +142,10 @@ def test_a_store_that_ignores_conditions_is_found_out() -> None:
             return True
 
     location = memory()
-    inner = open_store(location)
+    inner = Stores().at(location)
     careless = Careless(location, inner.connection, inner.requests)
     with pytest.raises(UnsupportedError, match="If-None-Match"):
         careless.check_create()
-    assert open_store(location).list() == []
-    open_store(location).check_create()
-    assert open_store(location).list() == []
+    assert Stores().at(location).list() == []
+    Stores().at(location).check_create()
+    assert Stores().at(location).list() == []

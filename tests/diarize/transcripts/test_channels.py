@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -144,13 +145,19 @@ class Parrot:
 
 
 def test_calls_of_a_run_share_the_transcriber_and_none_takes_another_with_it(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name, seconds in (("a", 1), ("b", 2), ("broken", 1)):
         stereo(tmp_path / f"{name}.wav", seconds=seconds)
     soundfile.write(tmp_path / "mono.wav", np.zeros(RATE), RATE)
     names = [str(tmp_path / f"{n}.wav") for n in ("a", "mono", "b", "broken")]
-    found = {o.name: o for o in ChannelTranscriber(Parrot()).transcribe([*names, "-"])}
+    found, left = {}, {}
+    for outcome in ChannelTranscriber(Parrot()).transcribe([*names, "-"]):
+        found[outcome.name] = outcome
+        left[outcome.name] = {path.name for path in tmp_path.glob("forescribe-*/*/*")}
+    assert left[names[2]] == {"a.channel-0.wav", "a.channel-1.wav"}, "those of others are gone"
+    assert not left[names[0]]
     assert set(found) == {*names, "-"}
     one, mono, two, broken = (found[name] for name in names)
     assert one.transcript is not None and two.transcript is not None

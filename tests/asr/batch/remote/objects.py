@@ -11,7 +11,7 @@ from forescribe.asr.batch.inputs import discover
 from forescribe.asr.batch.outputs import Outputs, RecordingResult
 from forescribe.asr.batch.spool import Spool
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores
 from tests.asr.typists import SETTINGS, Outcome, Typist, text_of, transcript, write_wav
 
 
@@ -30,7 +30,7 @@ def put_wav(where: Location, seconds: float = 0.1, value: int = 0) -> bytes:
 
     with tempfile.TemporaryDirectory() as folder:
         data = write_wav(Path(folder, "a.wav"), seconds, value).read_bytes()
-    open_store(where.parent).put(where.name, data)
+    Stores().at(where.parent).put(where.name, data)
     return data
 
 
@@ -73,11 +73,11 @@ def run(
 
 def files(out: str) -> dict[str, str]:
     """The results in an output, without records."""
-    store = open_store(Location.parse(out))
+    store = Stores().at(Location.parse(out))
     names = [e.key for e in store.list() if not e.key.startswith("_forescribe/")]
     return {name: store.read(name).decode() for name in names if name != "manifest.jsonl"}
 
 
 def merged(out: str) -> list[dict[str, Any]]:
-    data = open_store(Location.parse(out)).read("manifest.jsonl").decode()
+    data = Stores().at(Location.parse(out)).read("manifest.jsonl").decode()
     return [json.loads(line) for line in data.splitlines()]

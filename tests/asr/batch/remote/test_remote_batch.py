@@ -11,7 +11,7 @@ import pytest
 
 from forescribe.asr.batch import spool as spool_module
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores
 from tests.asr.batch.remote.objects import (
     CopyTypist,
     batch,
@@ -56,10 +56,10 @@ def left_over() -> list[Path]:
 def test_a_folder_in_a_store_gives_what_the_same_folder_here_gives(calls, out) -> None:
     for name in ("a.wav", "x/a.wav", "x/a.flac", "x/y/b.wav"):
         put_wav(calls / name, value=len(name))
-    for entry in open_store(calls).list():
+    for entry in Stores().at(calls).list():
         path = Path("calls", entry.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(open_store(calls).read(entry.key))
+        path.write_bytes(Stores().at(calls).read(entry.key))
     pairs = (("calls", "local"), ("calls", str(memory() / "x")), (str(calls), "fetched"))
     for source, where in (*pairs, (str(calls), out)):
         assert statuses(run([source], where)) == {"succeeded": 7}
@@ -114,8 +114,8 @@ def test_only_new_versions_are_fetched_and_only_new_content_is_transcribed(
     made = batch([str(calls)], out, stores=stores)
     assert made.todo == [] and statuses(made.skipped()) == {"skipped": 3}
     assert stores.at(calls).requests["get"] == 0 and stores.at(calls).requests["list"] == 1
-    data = open_store(calls).read("01.wav")
-    open_store(calls).put("01.wav", data)  # another tag, the same bytes
+    data = Stores().at(calls).read("01.wav")
+    Stores().at(calls).put("01.wav", data)  # another tag, the same bytes
     put_wav(calls / "02.wav", 0.3, 77)
     typist = CopyTypist()
     assert statuses(run([str(calls)], out, typist)) == {"skipped": 1, "succeeded": 1}
@@ -129,7 +129,7 @@ def test_records_that_a_killed_run_left_are_found_without_a_manifest(calls, out)
     next(run_)
     made.outputs.ledger.destination.close = lambda: None  # killed before the end
     run_.close()
-    done = len(open_store(Location.parse(out)).list("_forescribe/records"))
+    done = len(Stores().at(Location.parse(out)).list("_forescribe/records"))
     assert 1 <= done <= 3
     assert len(batch([str(calls)], out).todo) == 3 - done
 
@@ -160,7 +160,7 @@ def test_results_that_cannot_be_written_fail_alone_and_are_done_again(calls, out
 
 
 def test_a_recording_that_is_larger_than_the_spool_fails_alone(calls, out) -> None:
-    sizes = {entry.key: entry.size for entry in open_store(calls).list()}
+    sizes = {entry.key: entry.size for entry in Stores().at(calls).list()}
     results = run([str(calls)], out, limit=sizes["02.wav"] - 1)
     failed = [r for r in results if r.record.status == "failed"]
     assert [r.record.code for r in failed] == ["storage_full"]
@@ -170,7 +170,7 @@ def test_a_recording_that_is_larger_than_the_spool_fails_alone(calls, out) -> No
 
 def test_a_spool_with_room_for_one_recording_is_enough(calls, out) -> None:
     put_calls(calls, 8)
-    largest = max(entry.size for entry in open_store(calls).list())
+    largest = max(entry.size for entry in Stores().at(calls).list())
     typist = CopyTypist(ahead=3)  # pulls more than fits before it gives anything back
     assert statuses(run([str(calls)], out, typist, limit=largest)) == {"succeeded": 8}
     assert len(typist.typed) == 8

@@ -11,7 +11,7 @@ import pytest
 from forescribe.asr.batch.inputs import discover
 from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores
 from tests.asr.storage.faults import LOST, OK, FaultyStores, memory
 
 KEYS = (
@@ -33,7 +33,7 @@ KEYS = (
 @pytest.fixture
 def calls() -> Location:
     folder = memory() / "calls"
-    store = open_store(folder)
+    store = Stores().at(folder)
     for key in KEYS:
         store.put(key, b"" if "empty" in key else b"audio " + key.encode())
     return folder
@@ -93,7 +93,7 @@ def test_patterns_match_within_a_part_of_a_key(calls, pattern: str, expected: li
 
 
 def test_a_key_with_the_characters_of_a_pattern_is_found_by_its_name(calls) -> None:
-    open_store(calls).put("take [1].mp3", b"audio")
+    Stores().at(calls).put("take [1].mp3", b"audio")
     assert keys(found(f"{calls}/take [1].mp3"), calls) == ["take [1].mp3"]
 
 
@@ -125,7 +125,7 @@ def test_a_list_may_name_urls_and_paths(calls, where, tmp_path, monkeypatch) -> 
         sources = found("list.jsonl")
         third = "x/c.flac"
     else:
-        open_store(calls).put("list.jsonl", text.encode())
+        Stores().at(calls).put("list.jsonl", text.encode())
         sources = found(calls / "list.jsonl")
         third = str(calls / "x/c.flac")
     paths = [str(calls / "a.mp3"), "https://example.com/b.mp3", third, str(calls / "nope.mp3")]

@@ -15,7 +15,7 @@ from forescribe.asr.batch.spool import PREFIX, Spool, SpoolFolder
 from forescribe.asr.errors import OutputError
 from forescribe.asr.storage.errors import MissingError
 from forescribe.asr.storage.locations import Location, Source, remote_source
-from forescribe.asr.storage.stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores
 from tests.asr.storage.faults import memory
 
 SIZE = 1000
@@ -25,7 +25,7 @@ SIZE = 1000
 def calls() -> list[Source]:
     """Ten recordings of a thousand bytes."""
     folder = memory() / "calls"
-    store = open_store(folder)
+    store = Stores().at(folder)
     for number in range(10):
         store.put(f"{number}.mp3", bytes([number]) * SIZE)
     return [remote_source(folder / entry.key, entry) for entry in store.list()]
