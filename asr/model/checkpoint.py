@@ -29,6 +29,7 @@ from forescribe.speculative.model_engines import (
 from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
+    check_size,
     damaged,
     quiet,
     tensor_names,
@@ -113,6 +114,7 @@ class Checkpoint:
             if bare and role == "model":
                 raise ValueError("it has no encoder, so it can only be a --draft")
             config = plain_config(stated)
+            check_size(folder, stated)
             generation = {key: stated.get(key) for key in _GENERATION}
             if (folder / GENERATION).is_file():
                 found = json.loads((folder / GENERATION).read_text(encoding="utf-8"))

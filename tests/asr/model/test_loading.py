@@ -261,6 +261,15 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     ),
     "a layer lost": (lose_a_layer, "lack model.decoder.layers.1"),
     "a layer too many": (configure(decoder_layers=3), "lack model.decoder.layers.2"),
+    "a layer unread": (
+        configure(decoder_layers=1),
+        "layers.1.encoder_attn.k_proj.weight, a layer more",
+    ),
+    "a million layers": (configure(decoder_layers=10**6), "1000000 layers of width 16, more than"),
+    "heads of no width": (
+        configure(encoder_attention_heads=3),
+        "3 attention heads for a width of 16",
+    ),
     "other shapes": (configure(d_model=32), "another shape than its config.json says"),
     "not a whisper": (configure(model_type="bert"), "'bert'"),
     "quantised": (configure(quantization_config={"a": 1}), "its weights are quantised"),
