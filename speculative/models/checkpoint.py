@@ -40,7 +40,8 @@ LAYERS = ("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers")
 WIDTHS = ("hidden_size", "n_embd", "d_model")
 """What configurations call the number of layers and the width of their states."""
 
-_NUMBER = re.compile(r"\.\d+\.")
+_LAYER = re.compile(r"(.*?\.)\d+\.")
+"""The beginning of the name of a layer's weight: its list of layers, and its number."""
 
 _one = threading.RLock()
 """Reentrant: a load may be part of another."""
@@ -130,17 +131,19 @@ def check_complete(
     unexpected: Collection[str],
     model: Collection[str],
 ) -> None:
-    """Raise ValueError that names a weight that is missing, of another shape, or of a layer too many: one
-    that the `model`, by the names of its weights, has in other layers. Other weights that it has no use for
+    """Raise ValueError that names a weight that is missing, of another shape, or of a layer that a list of
+    layers of the `model`, by the names of its weights, does not have. Other weights that it has no use for
     are left out."""
     if absent:
         raise ValueError(f"its weights lack {min(absent)} ({len(absent)} in all)")
     if mismatched:
         raise ValueError(f"{min(mismatched)} has another shape than its config.json says")
-    known = {_NUMBER.sub(".0.", name) for name in model}
-    layers = [name for name in unexpected if _NUMBER.sub(".0.", name) in known]
-    if layers:
-        raise ValueError(f"its weights have {min(layers)}, a layer more than its config.json says")
+    held = {found[0]: found[1] for name in model if (found := _LAYER.match(name))}
+    lists = {*held.values()}
+    for name in sorted(unexpected):
+        found = _LAYER.match(name)
+        if found and found[0] not in held and found[1] in lists:
+            raise ValueError(f"its weights have {name}, a layer more than its config.json says")
 
 
 def read_model(kind: Any, folder: Path | None, **source: Any) -> Any:

@@ -23,7 +23,7 @@ import copy
 import json
 import math
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -251,12 +251,12 @@ def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def stored_int8(weights: Mapping[str, Tensor], halves: Collection[str] = ()) -> dict[str, Tensor]:
+def stored_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `float_weights` reads as these tensors: those of two or more dimensions rounded to int8, beside
-    their scales in float32, the others and those named in `halves` in float16."""
+    their scales in float32, the others in float16."""
     stored: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if tensor.dim() < 2 or name in halves:
+        if tensor.dim() < 2:
             stored[name] = tensor.half().contiguous()
             continue
         integers, scale = rounded(tensor.detach().float().flatten(1))
