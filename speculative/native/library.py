@@ -120,6 +120,11 @@ class Library:
         self.choose(None)
 
     @property
+    def threads(self) -> bool:
+        """Whether the kernels use more than one thread."""
+        return bool(self._functions.fs_openmp())
+
+    @property
     def instruction_set(self) -> str:
         return str(self._functions.fs_isa().decode())
 
@@ -136,7 +141,7 @@ class Library:
             raise ValueError(f"{instruction_set} is not one of {self.instruction_sets()}")
 
     def describe(self) -> str:
-        threads = "torch's threads" if self._functions.fs_openmp() else "one thread"
+        threads = "torch's threads" if self.threads else "one thread"
         return f"native kernels: {self.path} ({self.instruction_set}, {threads})"
 
     def packed_bytes(self, outputs: int, inputs: int, stored: Stored) -> int:
