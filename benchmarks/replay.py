@@ -62,7 +62,7 @@ class Replay:
         self.engine = context.engine
         self.whisper = attending(context.whisper, "a replay")
         context.engine = _Engine(self)  # type: ignore[assignment]
-        context.whisper = _Whisper(self)
+        context.whisper = _Whisper(self)  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:

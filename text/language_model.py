@@ -23,12 +23,12 @@ from forescribe.speculative.model_engines import (
 from forescribe.speculative.models.causal import positions_of
 from forescribe.speculative.models.checkpoint import (
     GGUF,
-    check_complete,
     damaged,
     loading,
     method_of,
     missing,
     quiet,
+    read_model,
 )
 from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
 from forescribe.speculative.models.quantized import float_model, quantize_causal
@@ -150,20 +150,15 @@ def read_weights(
     folder: Path, config: Any, dtype: torch.dtype, source: Mapping[str, str] = NO_FILES
 ) -> Any:
     """The model of a folder, or of the GGUF file in it that `source` names; weights of 8-bit integers with
-    scales become floats, see `float_model`. Raises ValueError for weights that are missing, of another
-    shape, or of integers without scales."""
+    scales become floats, see `float_model`. Raises ValueError as
+    `float_model`."""
     from transformers import AutoModelForCausalLM
 
     if not source and method_of(config) is None:
         return float_model(AutoModelForCausalLM, folder, config, dtype)
-    kind: Any = AutoModelForCausalLM
-    with quiet():
-        model, report = kind.from_pretrained(
-            folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **source
-        )
+    model = read_model(AutoModelForCausalLM, folder, dtype=dtype, **source)
     if source:  # they have been dequantised
         model.config.__dict__.pop("quantization_config", None)
-    check_complete(report)
     return model
 
 

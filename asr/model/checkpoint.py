@@ -29,6 +29,7 @@ from forescribe.speculative.model_engines import (
 from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
+    check_size,
     damaged,
     quiet,
     tensor_names,
@@ -113,6 +114,7 @@ class Checkpoint:
             if bare and role == "model":
                 raise ValueError("it has no encoder, so it can only be a --draft")
             config = plain_config(stated)
+            check_size(folder, stated)
             generation = {key: stated.get(key) for key in _GENERATION}
             if (folder / GENERATION).is_file():
                 found = json.loads((folder / GENERATION).read_text(encoding="utf-8"))
@@ -226,16 +228,6 @@ def plain_config(stated: Mapping[str, Any]) -> Settings:
     return Settings(architectures=stated.get("architectures"), model_type="whisper", **config)
 
 
-def read_weights(
-    kind: Any, folder: Path, config: Any, dtype: torch.dtype, target: Any = None
-) -> Any:
-    """The model of a folder, of a class of transformers. Weights of 8-bit integers become floats, and a draft
-    without embeddings has those of `target`. Raises ValueError for weights that are missing, of another
-    shape, or of integers without scales."""
-    lent = {} if target is None else {n: target.get_parameter(n).detach() for n in BORROWED}
-    return float_model(kind, folder, config, dtype, lent)
-
-
 def shared_encoder(ours: Checkpoint, theirs: Checkpoint, *stored: torch.dtype) -> bool:
     """Whether the encoders of a target and a draft have equal weights, so that one's output serves both.
     Weights that are `stored` in other dtypes are compared after rounding both to each of them.
@@ -295,18 +287,17 @@ def _told(folder: Path, role: Role, device: Device | None = None) -> Iterator[No
 def read_tokenizer(folder: Path, config: Any, *, modules: bool = False) -> Any:
     """The tokenizer of a folder: `WhisperTokens`, or with `modules`, and where it has to be, transformers'.
     Raises ModelError."""
+    least = max(as_ids(config.eos_token_id), default=1)
     if not modules:
         with suppress(Exception):  # transformers says what is wrong with a damaged folder
             own = WhisperTokens.read(folder)
-            if own is not None and len(own) >= max(as_ids(config.eos_token_id), default=1):
+            if own is not None and len(own) >= least:
                 return own
     from transformers import WhisperTokenizer
 
     try:
         tokenizer = WhisperTokenizer.from_pretrained(folder)
-        if len(tokenizer) < max(
-            as_ids(config.eos_token_id), default=1
-        ):  # created without a vocabulary
+        if len(tokenizer) < least:  # created without a vocabulary
             raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         raise ModelError(

@@ -9,7 +9,6 @@ its data; the import takes 0.1 s, so codes and English names do without. Knows n
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,11 +60,6 @@ SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 FAR = 14
 """The distance, of those in Unicode's table, up to which one language stands for another: Moroccan Arabic and
 Arabic have 14. From 20 on they are those that its speakers learn besides, such as English for Irish."""
-
-_ACCENTED = (
-    "català čeština español français íslenska latviešu português română slovenčina türkçe".split()
-)
-"""Names with letters that not every keyboard has, recognized without their accents."""
 
 _JOINED = re.compile(r"[/|;+&]|\s(and|or)\s", re.IGNORECASE)
 """Between several languages; langcodes would take the first and say nothing."""
@@ -186,18 +180,7 @@ def _meant(name: str, known: Collection[str], spelt: bool) -> str | None:
     if meant not in known:
         meant = None
     if meant is None and spelt:
-        names = {_plain(own): langcodes.find(own).language for own in _ACCENTED}
-        names |= {LANGUAGES.get(code, code): code for code in known} | {
-            code: code for code in known
-        }
-        names = {spelt: code for spelt, code in names.items() if code in known}
-        close = get_close_matches(_plain(name[:SHOWN]), names, n=1, cutoff=0.7)
+        names = {name: code for code in known for name in (LANGUAGES.get(code, code), code)}
+        close = get_close_matches(name[:SHOWN].lower(), names, n=1, cutoff=0.7)
         meant = names[close[0]] if close else None
     return meant and f": did you mean {meant} ({LANGUAGES.get(meant, meant).title()})?"
-
-
-def _plain(name: str) -> str:
-    """A name in lower case without accents."""
-    return "".join(
-        c for c in unicodedata.normalize("NFKD", name.lower()) if not unicodedata.combining(c)
-    )

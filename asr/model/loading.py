@@ -259,22 +259,16 @@ def _token_map(
 def _check_states(target: Target, checkpoint: Checkpoint, name: str | Path) -> None:
     """Reject a draft that cannot read a target's windows or encoder states. Raises ModelError."""
     ours, theirs = target.checkpoint.config, checkpoint.config
-    problem = None
-    if ours.max_source_positions != theirs.max_source_positions:
-        problem = (
-            f"their windows have {ours.max_source_positions} and {theirs.max_source_positions} "
-            "encoder states"
+    states = ours.max_source_positions, ours.d_model
+    read = theirs.max_source_positions, theirs.d_model if checkpoint.bare else ours.d_model
+    if read != states:
+        raise mismatch(
+            name, target.name, f"it reads encoder states of {read}, its target's are {states}"
         )
-    elif theirs.max_target_positions < ours.max_target_positions:
+    if theirs.max_target_positions < ours.max_target_positions:
         problem = (
             f"they have {ours.max_target_positions} and {theirs.max_target_positions} positions"
         )
-    elif checkpoint.bare and ours.d_model != theirs.d_model:
-        problem = (
-            f"it has no encoder of its own and reads states of {theirs.d_model} numbers, its "
-            f"target's have {ours.d_model}"
-        )
-    if problem is not None:
         raise mismatch(name, target.name, problem)
 
 
@@ -286,12 +280,6 @@ def _features(
     if config.num_mel_bins == ours.feature_size:
         return 0, target.extractors
     own = read_extractor(folder, config)
-    if (own.hop_length, own.n_samples) != (ours.hop_length, ours.n_samples):
-        raise mismatch(
-            name,
-            target.name,
-            f"their features have a frame every {ours.hop_length} and {own.hop_length} samples",
-        )
     for index, known in enumerate(target.extractors):
         if own.n_fft == known.n_fft and np.array_equal(own.mel_filters, known.mel_filters):
             return index, target.extractors

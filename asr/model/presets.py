@@ -52,14 +52,6 @@ MADE_FOR: Mapping[str, frozenset[str]] = {
 FILES = {".pt": "a .pt of openai-whisper"}
 """Single files that hold a Whisper model, by suffix."""
 
-OTHERS = {
-    ".bin": "no folder: files of whisper.cpp (ggml) are not read, take the same model by its name, such as "
-    "`base`; weights of CTranslate2 or PyTorch are given by their folder",
-    ".gguf": "in the GGUF format of llama.cpp, which holds text models (`forescribe generate`)",
-}
-"""What other files are, by suffix."""
-
-
 SPEECH_LLMS = ("qwen3_asr", "voxtral", "granite_speech", "glmasr")
 """What the config.json of a speech LLM says, see `families`."""
 
@@ -100,23 +92,11 @@ WHISPER = hub.Family(
 def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> Path:
     """The folder of a speech model, downloaded or converted if necessary; see `hub.locate` and
     `conversion`. Raises ModelError, and CapacityError where a conversion needs more memory than there is."""
-    _check_path(name, role)
     with as_model_error():
         found = hub.locate(name, WHISPER, role=role, network=network)
     if found.is_file():
         return openai_pt.converted(found, network=network)
     return ctranslate2.converted(found) if missing(found) else found
-
-
-def _check_path(name: str | Path, role: Role) -> None:
-    """Raises ModelError, with the reason, for what is at a path and can hold no Whisper model."""
-    path = local(name)
-    if os.path.isdir(path):
-        return
-    if path.suffix.lower() in OTHERS:
-        raise ModelError(f"--{role} {name} is {OTHERS[path.suffix.lower()]}")
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise ModelError(f"--{role} {name} is no file: a link that leads nowhere, or a pipe")
 
 
 @contextmanager
@@ -428,7 +408,6 @@ def _folder_or_id(name: str) -> str | Path:
 
 
 def _name(name: str, role: Role) -> str | Path:
-    _check_path(name, role)
     if not os.path.exists(local(name)):
         kept = user_cache() / "whisper" / name  # where openai-whisper keeps its files
         if kept.suffix in FILES and kept.is_file():

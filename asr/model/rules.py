@@ -47,7 +47,7 @@ def whisper_rules(
     empty. transformers omits `begin_suppress_tokens` in assisted generation, so its assisted output may begin
     with tokens that its plain output cannot begin with; here they are forbidden in every round.
 
-    Raises ValueError where an id that the rules need is missing or not a single integer.
+    The ids that the rules need are single integers: see `loading.load`.
     """
     V = config.vocab_size
     always, first = generation_config.suppress_tokens, generation_config.begin_suppress_tokens
@@ -55,15 +55,15 @@ def whisper_rules(
     never[:, _inside(always, V)] = True
     never[1::2, _inside(first, V)] = True
     timestamps = None
-    if getattr(generation_config, "no_timestamps_token_id", None) is not None:
+    no_timestamps = getattr(generation_config, "no_timestamps_token_id", None)
+    if no_timestamps is not None:
         timestamps = Timestamps(
-            no_timestamps=_id(generation_config, "no_timestamps_token_id"),
+            no_timestamps=no_timestamps,
             max_initial=getattr(generation_config, "max_initial_timestamp_index", None),
-            by_mass=getattr(generation_config, "_detect_timestamp_from_logprob", True),
         )
         never[2:, timestamps.no_timestamps] = True
         never[3, : timestamps.begin] = True
-        never[4, : _id(generation_config, "eos_token_id")] = True
+        never[4, : generation_config.eos_token_id] = True
     elif always is None and first is None:
         return ()
     bias = torch.zeros(never.shape).masked_fill(never, FORBIDDEN)
@@ -133,12 +133,10 @@ class Timestamps:
 
     `no_timestamps`: the id of <|notimestamps|>, which <|0.00|> follows.
     `max_initial`: highest step of the first timestamp (a step is 20 ms), None for no limit.
-    `by_mass`: whether the joint probability of the timestamps counts.
     """
 
     no_timestamps: int
     max_initial: int | None
-    by_mass: bool
 
     @property
     def begin(self) -> int:
@@ -169,7 +167,7 @@ class Timestamps:
             kind=first + 2 * timed + 2 * (segment_ended & timed),
             low=low.masked_fill(~timed, self.begin),
             high=torch.full_like(fed, V).masked_fill(first & timed, limit),
-            joint=timed if self.by_mass else torch.zeros_like(timed),
+            joint=timed,
         )
 
     def _latest_stamp(self, chain: Chain, is_stamp: Tensor) -> Tensor:
@@ -191,10 +189,3 @@ class Timestamps:
 def _inside(ids: Iterable[int] | None, vocab_size: int) -> list[int]:
     """Ids of a setting that the vocabulary has: others have nothing to suppress."""
     return [token for token in ids or () if 0 <= token < vocab_size]
-
-
-def _id(generation_config: GenerationConfig, name: str) -> int:
-    value = getattr(generation_config, name, None)
-    if not isinstance(value, int):
-        raise ValueError(f"the generation config needs one integer as {name} (got {value!r})")
-    return value

@@ -36,7 +36,7 @@ from ..errors import UsageError
 from .families import Family, Inputs
 from .languages import Spoken, read_languages
 from .presets import Pair
-from .speech_model import DraftStates, EncoderStates
+from .states import DraftStates, EncoderStates
 from .tokens import Task, WhisperTokens
 from .whisper import Whisper
 
@@ -58,6 +58,8 @@ class PromptTokens:
     marks: frozenset[int]
     family: Family
     only: ClassVar[str] = "this model does not translate"
+    translates: ClassVar[bool] = False
+    timestamp_begin: ClassVar[None] = None
 
     @property
     def end(self) -> int:
@@ -73,16 +75,8 @@ class PromptTokens:
         return self.family.detects
 
     @property
-    def translates(self) -> bool:
-        return False
-
-    @property
     def conditions(self) -> bool:
         return self.family.conditions
-
-    @property
-    def timestamp_begin(self) -> None:
-        return None
 
     def is_text(self, token: int) -> bool:
         return 0 <= token < self.text and token not in self.marks
@@ -147,7 +141,7 @@ class SpeechLLM:
 
     def features(
         self, windows: Sequence[NDArray[np.float32]], searched: Sequence[bool] = ()
-    ) -> tuple[list[Inputs], ...]:
+    ) -> tuple[Any, ...]:
         """What the encoder reads of each window, as the processor of the model makes it."""
         return ([self.family.inputs(self.processor, window) for window in windows],)
 

@@ -115,9 +115,6 @@ class WhisperVocabulary:
                 found.setdefault(token, token_id)
         return found
 
-    def id_of(self, kind: Kind, name: str) -> int | None:
-        return self.ids.get(Token(kind, name))
-
     @cached_property
     def stamps(self) -> tuple[int, ...]:
         """The timestamps in order."""
@@ -160,9 +157,8 @@ def token_map(target: WhisperVocabulary, draft: WhisperVocabulary) -> TokenMap |
     to_target = [NONE] * len(draft.tokens)
     for target_id, draft_id in partners.items():
         to_target[draft_id] = target_id
-    stand_ins = _StandIns(draft)
     to_draft = [
-        partners[i] if i in partners else stand_ins.of(token)
+        partners[i] if i in partners else _stand_in(token, draft)
         for i, token in enumerate(target.tokens)
     ]
     made = TokenMap(tuple(to_draft), tuple(to_target))
@@ -217,38 +213,24 @@ def _unread(token: Token, target: WhisperVocabulary, draft: WhisperVocabulary) -
     return token.kind is Kind.LANGUAGE or token.name in TASKS
 
 
-class _StandIns:
-    """What a draft reads in place of tokens that it lacks."""
+def _stand_in(token: Token, draft: WhisperVocabulary) -> int:
+    """What a draft reads in place of a token that it lacks."""
+    start = draft.ids[Token(Kind.CONTROL, START)]
+    if token.kind is Kind.TEXT and token.name:
+        return _ending(token.name, draft, start)
+    if token.kind is Kind.OTHER:
+        return _ending(SPACE, draft, start)
+    if token.kind is Kind.TIMESTAMP and draft.stamps:
+        return draft.stamps[-1]
+    if token.kind is Kind.LANGUAGE and not draft.english_only:
+        codes = ALIKE.get((token.name or "")[2:-2], ())
+        near = (draft.ids.get(Token(Kind.LANGUAGE, f"<|{code}|>")) for code in codes)
+        return next((own for own in near if own is not None), start)
+    return start
 
-    def __init__(self, draft: WhisperVocabulary) -> None:
-        self._draft = draft
-        self._start = draft.ids[Token(Kind.CONTROL, START)]
 
-    def of(self, token: Token) -> int:
-        if token.kind is Kind.TEXT and token.name:
-            return self._ending(token.name)
-        if token.kind is Kind.LANGUAGE:
-            return self._language(token)
-        if token.kind is Kind.TIMESTAMP and self._draft.stamps:
-            return self._draft.stamps[-1]
-        if token.kind is Kind.OTHER:
-            return self._ending(SPACE)
-        return self._start
-
-    def _ending(self, name: str) -> int:
-        """The longest end of a text that is one token: what follows depends on it most. A space, or the start
-        token, where there is none."""
-        endings = (name[first:] for first in range(len(name)))
-        for text in (*endings, SPACE):
-            found = self._draft.id_of(Kind.TEXT, text)
-            if found is not None:
-                return found
-        return self._start
-
-    def _language(self, token: Token) -> int:
-        if not self._draft.english_only:
-            for code in ALIKE.get((token.name or "")[2:-2], ()):
-                found = self._draft.id_of(Kind.LANGUAGE, f"<|{code}|>")
-                if found is not None:
-                    return found
-        return self._start
+def _ending(name: str, draft: WhisperVocabulary, start: int) -> int:
+    """The longest end of a text that is one token: what follows depends on it most. A space, or the start
+    token, where there is none."""
+    endings = (Token(Kind.TEXT, text) for text in (*(name[n:] for n in range(len(name))), SPACE))
+    return next((draft.ids[own] for own in endings if own in draft.ids), start)

@@ -34,7 +34,7 @@ from forescribe.speculative.requests import Probe
 from ..errors import UsageError
 from .presets import Pair
 from .rules import whisper_rules
-from .speech_model import DraftStates, EncoderStates, SpeechModel
+from .states import DraftStates, EncoderStates
 from .tokens import SpecialTokens, Task
 
 POSITIONS_PER_S = 50
@@ -63,6 +63,8 @@ class Whisper:
     engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
     native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
     attends: ClassVar[bool] = True
+    """Its decoder attends to the encoder states. So it writes timestamps, its attention says when words are
+    spoken, and places of an answer can be looked at again."""
 
     def decoder(self) -> SlotModel:
         """The target's decoder, on its engine."""
@@ -80,15 +82,16 @@ class Whisper:
 
     @property
     def positions(self) -> int:
+        """Tokens of a window's prompt and answer."""
         return int(self.target.config.max_target_positions)
 
     @property
     def prompt_room(self) -> int:
-        """Half the positions less one (openai/whisper)."""
+        """Tokens of other text that fit into a prompt: half the positions less one (openai/whisper)."""
         return self.positions // 2 - 1
 
     def aligner(self, language: str) -> Whisper:
-        """Its own attention."""
+        """The Whisper whose attention times words of a language: itself."""
         return self
 
     def rules(self) -> tuple[Processor, ...]:
@@ -105,7 +108,7 @@ class Whisper:
         timestamps: bool,
         previous: Sequence[int] = (),
     ) -> tuple[tuple[int, ...], EncoderStates]:
-        """See `SpecialTokens.prompt`."""
+        """The prompt of a window, see `SpecialTokens.prompt`, and its states for it."""
         own = self.tokens.prompt(language, task, timestamps=timestamps, previous=previous)
         return own, states
 
@@ -120,7 +123,7 @@ class Whisper:
     def generated(
         self, states: EncoderStates, prompt: Sequence[int], count: int
     ) -> tuple[int, ...] | None:
-        """None: its windows are compared with those of transformers in tests."""
+        """The answer by transformers' `generate`; None: its windows are compared with those in tests."""
         return None
 
     @cached_property
@@ -135,7 +138,7 @@ class Whisper:
 
     def features(
         self, windows: Sequence[NDArray[np.float32]], searched: Sequence[bool] = ()
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Any, ...]:
         """The features of windows, by model, for `encode`. Those that are `searched` with beams are
         padded with zeros in place of silence, as openai/whisper's `transcribe` pads: beside silence, beams
         leave out first words (whisper-base's five 15 of 8,232, and 4 beside zeros). Without beams zeros are
@@ -264,8 +267,8 @@ class Whisper:
             return logits
 
 
-def attending(model: SpeechModel, what: str) -> Whisper:
-    """The model as a Whisper. Raises UsageError for others, which cannot do `what`."""
+def attending(model: Any, what: str) -> Whisper:
+    """A `SpeechModel` as a Whisper. Raises UsageError for others, which cannot do `what`."""
     if not model.attends:
         name = Path(model.pair.target).name  # services do not tell where their folders are
         raise UsageError(f"{what}: a Whisper model does that, and {name} is none")

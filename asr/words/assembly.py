@@ -46,7 +46,6 @@ MARKS = string.punctuation + "…–—“”‘’¿¡"
 BROKEN = "\ufffd"
 """In a text, in place of a part of a character."""
 
-
 HOP = 160
 """Samples of a feature frame: 10 ms."""
 
@@ -83,9 +82,6 @@ more tokens than frames, or where the attention is weak."""
 GAP = round(0.3 * SAMPLE_RATE)
 """A word is extended over at most this much to the pause or the word next to it; a longer gap is speech
 that was not transcribed."""
-
-
-# -- text -------------------------------------------------------------------------------------------------
 
 
 Unit = tuple[str, int]
@@ -170,9 +166,6 @@ def _with_punctuation(parts: Sequence[list[Unit]]) -> list[list[Unit]]:
     if opening and words:
         words[-1] += opening
     return words or ([opening] if opening else [])
-
-
-# -- times ------------------------------------------------------------------------------------------------
 
 
 def assemble_words(

@@ -22,7 +22,7 @@ from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.requests import Result
 
 from ..model.languages import SPACELESS
-from ..model.speech_model import EncoderStates
+from ..model.states import EncoderStates
 from ..model.whisper import Whisper
 from .assembly import MARKS, SENTENCE_END, split_words
 from .edits import Change, Edit, edited, texts

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,11 +24,9 @@ from torch import Tensor
 from forescribe.speculative.engine.admission import padded_to_bucket
 from forescribe.speculative.native import library
 
-from ..model.speech_model import EncoderStates
+from ..model.states import EncoderStates
 from ..model.tokens import SAMPLES_PER_STEP
 from ..model.whisper import Whisper
-
-T = TypeVar("T")
 
 MEDIAN = 7
 """Width of the median filter along time, in steps of 20 ms (openai/whisper)."""
@@ -84,13 +82,11 @@ class Attention:
     probabilities: Tensor
 
 
-class Beside(Protocol):
-    """Runs what uses the device, one after another; the device may do other work meanwhile."""
-
-    def __call__(self, work: Callable[[], T]) -> T: ...
+Beside: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""Runs what uses the device, one after another; the device may do other work meanwhile."""
 
 
-def at_once(work: Callable[[], T]) -> T:
+def at_once(work: Callable[[], Any]) -> Any:
     return work()
 
 

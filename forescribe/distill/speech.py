@@ -29,7 +29,6 @@ from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.results import Decoded, Outcome, Progress
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import UsageError, visible
-from forescribe.asr.model.checkpoint import read_weights
 from forescribe.asr.model.presets import locate
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.asr.model.speech_model import EncoderStates, SpeechModel
@@ -39,6 +38,7 @@ from forescribe.speculative.drafters.model_drafter import DraftTokens, ModelDraf
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.model_engines import whisper_decoder
 from forescribe.speculative.models.checkpoint import loading
+from forescribe.speculative.models.quantized import BORROWED, float_model
 from forescribe.speculative.models.weights import decoder_only, encoder_of, same_encoder
 from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Finish, Request
@@ -195,7 +195,8 @@ class Pair:
 
         config = AutoConfig.from_pretrained(folder)
         kind: Any = WhisperForCausalLM if decoder_only(config) else WhisperForConditionalGeneration
-        return read_weights(kind, folder, config, torch.float32, self.target)
+        lent = {name: self.target.get_parameter(name).detach() for name in BORROWED}
+        return float_model(kind, folder, config, torch.float32, lent)
 
 
 def kept_layers(depth: int, count: int) -> list[int]:

@@ -131,7 +131,6 @@ class CausalModel(SlotModel):
         return self.own_vocabulary(self.model.get_output_embeddings()(states))
 
     def check_request(self, request: Request) -> None:
-        """See `EmbeddingModel.check_request`."""
         self.run_of(request.encoder_states, len(request.prompt) - 1)
 
     def run_of(self, encoder_states: Any, room: int) -> Embedded | None:
@@ -161,7 +160,6 @@ class CausalModel(SlotModel):
         encoder_states: Sequence[Any],
         embed: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor | None:
-        """See `EmbeddingModel.embedded`."""
         runs = [self.run_of(states, tokens.shape[1]) for states in encoder_states]
         if not any(runs):
             return None

@@ -14,8 +14,9 @@ Knows file formats and how transformers loads. Import is light.
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from logging import CRITICAL
 from pathlib import Path, PurePath
@@ -34,6 +35,13 @@ GGUF = {".gguf": "a .gguf of llama.cpp"}
 POSITIONS = "model.encoder.embed_positions.weight"
 """Of a Whisper these are sinusoids: where its file has nothing but their scales, they are computed
 (`speculative.models.quantized`)."""
+
+LAYERS = ("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers")
+WIDTHS = ("hidden_size", "n_embd", "d_model")
+"""What configurations call the number of layers and the width of their states."""
+
+_LAYER = re.compile(r"(.*?\.)\d+\.")
+"""The beginning of the name of a layer's weight: its list of layers, and its number."""
 
 _one = threading.RLock()
 """Reentrant: a load may be part of another."""
@@ -103,15 +111,58 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def check_complete(report: Mapping[str, Any]) -> None:
-    """Raise ValueError that names a weight that is missing, or of another shape, by transformers' report of
-    loading: it is filled with random numbers."""
-    absent = sorted(report["missing_keys"])
-    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
+def check_size(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a configuration, or one within it, of more layers than a folder's weights can hold
+    at one bit each, where a layer has at least the square of its width: they would be built for hours."""
+    files = weight_files(folder) or folder.glob("pytorch_model*.bin")
+    size = sum(path.stat().st_size for path in files)
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        layers = max(part.get(key) or 0 for key in LAYERS)
+        width = max(part.get(key) or 0 for key in WIDTHS)
+        if layers * width**2 > 8 * size:
+            raise ValueError(
+                f"its config.json says {layers} layers of width {width}, more than its weights can hold"
+            )
+
+
+def check_complete(
+    absent: Collection[str],
+    mismatched: Collection[str],
+    unexpected: Collection[str],
+    model: Collection[str],
+) -> None:
+    """Raise ValueError that names a weight that is missing, of another shape, or of a layer that a list of
+    layers of the `model`, by the names of its weights, does not have. Other weights that it has no use for
+    are left out."""
     if absent:
-        raise ValueError(f"its weights lack {absent[0]} ({len(absent)} in all)")
+        raise ValueError(f"its weights lack {min(absent)} ({len(absent)} in all)")
     if mismatched:
-        raise ValueError(f"{mismatched[0]} has another shape than its config.json says")
+        raise ValueError(f"{min(mismatched)} has another shape than its config.json says")
+    held = {found[0]: found[1] for name in model if (found := _LAYER.match(name))}
+    lists = {*held.values()}
+    for name in sorted(unexpected):
+        found = _LAYER.match(name)
+        if found and found[0] not in held and found[1] in lists:
+            raise ValueError(f"its weights have {name}, a layer more than its config.json says")
+
+
+def read_model(kind: Any, folder: Path | None, **source: Any) -> Any:
+    """What `from_pretrained` of a class of transformers reads. Raises ValueError as `check_complete`."""
+    with quiet():
+        # Mismatches are allowed here, to be reported by name below.
+        model, report = kind.from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=True, **source
+        )
+    # MTP layers are numbered behind the others, and are no part of transformers' models.
+    config = model.config.get_text_config()
+    mtp = any(getattr(config, key, None) for key in ("num_nextn_predict_layers", "num_mtp_layers"))
+    check_complete(
+        report["missing_keys"],
+        [key[0] for key in report["mismatched_keys"]],
+        () if mtp else report["unexpected_keys"],
+        [name for name, _ in model.named_parameters()],
+    )
+    return model
 
 
 @contextmanager

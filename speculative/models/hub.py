@@ -75,11 +75,7 @@ def locate(name: str | Path, family: Family, *, role: Role = "model", network: b
         raise HubError(
             f"--{role} {folder}: the folder holds no {family.missing(folder)}; {family.contents}"
         )
-    if isinstance(name, Path):
-        raise HubError(
-            f"--{role} {name} is neither a local folder, nor a hub id: there is no such folder"
-        )
-    if not _is_hub_id(name):
+    if isinstance(name, Path) or not _is_hub_id(name):
         preset, hint = (", nor a preset,", f"; {family.presets}") if family.presets else ("", "")
         raise HubError(
             f"--{role} {name} is neither a local folder{preset} nor a hub id (owner/name){hint}"
@@ -118,7 +114,7 @@ def folder_or_hub_id(
     if os.path.isdir(folder):
         return folder
     if os.path.exists(folder):  # before it is taken for a hub id
-        if folder.suffix in files:
+        if folder.suffix in files and os.path.isfile(folder):
             return folder
         forms = "".join(f", or {form}" for form in files.values())
         raise HubError(
@@ -209,7 +205,8 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
     files = {s.rfilename: (s.size, s.lfs.sha256) for s in info.siblings or () if s.lfs and s.size}
     blobs = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
     token = get_token()
-    for path in _matching(files, patterns):
+    # As the hub's client reads patterns.
+    for path in (each for each in files if any(fnmatch(each, own) for own in patterns)):
         size, sha256 = files[path]
         whole, part = blobs / sha256, blobs / f"{sha256}.part.incomplete"
         if not LARGE <= size <= constants.MAX_HTTP_DOWNLOAD_SIZE or whole.exists():
@@ -245,11 +242,6 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
                     f"{name}: {path} arrived damaged and was deleted; run the same command again"
                 )
             part.replace(whole)
-
-
-def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The names that fit one of several patterns, as the hub's client reads them."""
-    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def _absent(name: str, family: Family, role: Role, why: str) -> str:

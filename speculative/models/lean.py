@@ -38,12 +38,7 @@ from .slot_model import Places, SelfCache, SlotModel, WhisperModel, at_node
 from .weights import CausalLayer, CausalWeights, Linear, Norm, WhisperWeights, causal_gap
 
 Run = Callable[[int, Tensor], Tensor]
-"""One layer, by its index, over `x [B N, D]`."""
-
-SelfAttention = Callable[[int, Tensor], Tensor]
-"""Writes keys and values of a layer and reads them: `[3, B, H, N, d]` -> `[B, H, N, d]`."""
-CrossAttention = Callable[[int, Tensor], Tensor]
-"""Reads the encoder states of a layer: `[B, N, H, d]` -> `[B N, D]`."""
+"""One layer, by its index, over `x [B N, D]`, or its attention alone."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Writes and reads a layer: layer, queries `[B, K, G N, d]`, keys and values `[2, B, K, N, d]`, mask
@@ -69,12 +64,10 @@ class LeanDecoder(SlotModel):
         return Scores(self.head(hidden), taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
-        """See `NodeModel.score_at`."""
         hidden, _ = self._round(tokens, self.places(tokens, start, reach), reach)
         return self.head(at_node(hidden, node))
 
     def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
-        """See `BeamModel.score_paths`."""
         return self.head(self._round(tokens, self.path_places(paths, reach), reach)[0])
 
     def _hidden(self, x: Tensor, shape: torch.Size, layer: Run) -> tuple[Tensor, Tensor | None]:
@@ -103,7 +96,11 @@ class LeanWhisperDecoder(WhisperModel, LeanDecoder):
         weights, like = self.weights, self.weights.embedding
         shape = len(weights.layers), batch, weights.heads, slots, weights.head_size
         self.cache = SelfCache(shape, like.dtype, like.device)
-        self.cross = sources_for(weights, batch, self.sources)
+        transposed = like.device.type == "cpu" and like.dtype in EXACT
+        size, length = weights.head_size, self.sources
+        matrix = (size, length) if transposed else (length, size)
+        keys, values = (like.new_zeros((*shape[:3], *matrix)) for _ in range(2))
+        self.cross = (Transposed if transposed else Natural)(weights.cross_kv, keys, values)
 
     def release(self) -> None:
         self.cache = self.cross = None
@@ -157,8 +154,10 @@ class LeanWhisperDecoder(WhisperModel, LeanDecoder):
         layers = self._layers(tokens.shape, attend, self.cross.attend)
         return self._hidden(self._embedded(tokens, at), tokens.shape, layers)
 
-    def _layers(self, shape: Sequence[int], attend: SelfAttention, cross: CrossAttention) -> Run:
-        """The layers over tokens of this shape, `(B, N)`."""
+    def _layers(self, shape: Sequence[int], attend: Run, cross: Run) -> Run:
+        """The layers over tokens of this shape, `(B, N)`. `attend` writes keys and values of a layer and
+        reads them, `[3, B, H, N, d]` -> `[B, H, N, d]`; `cross` reads its encoder states, `[B, N, H, d]` ->
+        `[B N, D]`."""
         weights, heads = self.weights, (*shape, -1, self.weights.head_size)
 
         def run(index: int, x: Tensor) -> Tensor:
@@ -313,16 +312,6 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
 def _attention(queries: Tensor, kv: Tensor, mask: Tensor, scale: float = 1.0) -> Tensor:
     """`queries [B, H, N, d]` and `kv [2, B, H, R, d]` -> `[B, H, N, d]`."""
     return scaled_dot_product_attention(queries, kv[0], kv[1], attn_mask=mask, scale=scale)
-
-
-def sources_for(weights: WhisperWeights, batch: int, length: int) -> Sources:
-    """Allocates cross-attention for `batch` rows of `length` states."""
-    like, size = weights.embedding, weights.head_size
-    transposed = like.device.type == "cpu" and like.dtype in EXACT
-    shape = (size, length) if transposed else (length, size)
-    whole = (len(weights.layers), batch, weights.heads, *shape)
-    keys, values = like.new_zeros(whole), like.new_zeros(whole)
-    return (Transposed if transposed else Natural)(weights.cross_kv, keys, values)
 
 
 class Sources(ABC):

@@ -72,7 +72,6 @@ class ModuleModel(SlotModel):
         return self.forward(tokens, at, cache.decode(at.slots, reach))
 
     def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
-        """See `BeamModel.score_paths`."""
         cache, at = self._allocated(), self.path_places(paths, reach)
         return self.forward(tokens, at, cache.decode(at.slots, reach)).logits
 
@@ -387,7 +386,6 @@ class SlotCache:
 
             return [(zeros(s.heads, s.key_dim), zeros(s.heads, s.value_dim)) for s in layers]
 
-        self.slots = slots
         self.cursor = Cursor(torch.zeros((batch, 1), dtype=torch.int64, device=device), slots)
         self.layers = buffers(slots)
         self.cross = None if cross_slots is None else buffers(cross_slots)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu
 
 from ..errors import LoadError
+from .checkpoint import check_complete
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
@@ -71,15 +72,16 @@ class PlainWhisper(nn.Module):
     ) -> None:
         """Gives the `encoder`, or the `decoder` and the output layer, their `weights` by transformers' names,
         each where `placed` puts it. The output layer is the embedding, unless it has weights of its own.
-        Raises ValueError for one that is missing, or of another shape."""
+        Raises ValueError as `check_complete`."""
         stack = getattr(self.model, part)
         named = dict(stack.named_parameters(prefix=f"model.{part}"))
-        absent = sorted(named.keys() - weights.keys())
-        if absent:
-            raise ValueError(f"its weights lack {absent[0]} ({len(absent)} in all)")
-        for name, parameter in named.items():
-            if weights[name].shape != parameter.shape:
-                raise ValueError(f"{name} has another shape than its config.json says")
+        both = named.keys() & weights.keys()
+        check_complete(
+            named.keys() - both,
+            [name for name in both if weights[name].shape != named[name].shape],
+            weights.keys() - both,
+            named,
+        )
         read = {name: placed(weights[name]) for name in named}
         head = weights.get("proj_out.weight")
         self.load_state_dict(read, strict=False, assign=True)
@@ -210,6 +212,8 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
         super().__init__()
+        if heads < 1 or width % heads:
+            raise ValueError(f"its config.json says {heads} attention heads for a width of {width}")
         self.head_dim, self.is_causal = width // heads, causal
         self.scaling = self.head_dim**-0.5
         self.k_proj = nn.Linear(width, width, bias=False)

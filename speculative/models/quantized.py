@@ -23,7 +23,7 @@ import copy
 import json
 import math
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -37,9 +37,10 @@ from .checkpoint import (
     GENERATION,
     POSITIONS,
     SCALE,
-    check_complete,
+    check_size,
     in_integers,
     quiet,
+    read_model,
     tensor_names,
     weight_files,
 )
@@ -182,25 +183,19 @@ def float_model(
     """The model of a folder, of a class of transformers. Weights of 8-bit integers become floats, and those
     that the files lack are `lent`.
 
-    Raises ValueError for weights that are missing, of another shape, or of integers without scales.
+    Raises ValueError for weights that do not fit the configuration, and for integers without scales.
     """
     from transformers import GenerationConfig
 
+    check_size(folder, config.to_dict())
     held = tensor_names(folder)
-    source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
-    in_memory = in_integers(folder) or bool(held and (lent or {}).keys() - held)
-    if in_memory:
-        kind, config = _class_of(kind, config)
-        state = float_weights(folder, lent)
-        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": state}
-    with quiet():
-        # Mismatches are allowed here, to be reported by name below.
-        model, report = kind.from_pretrained(
-            **source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-        if in_memory and (folder / GENERATION).is_file():
-            model.generation_config = GenerationConfig.from_pretrained(folder)
-    check_complete(report)
+    if not in_integers(folder) and not (held and (lent or {}).keys() - held):
+        return read_model(kind, folder, dtype=dtype)
+    kind, config = _class_of(kind, config)
+    state = float_weights(folder, lent)
+    model = read_model(kind, None, config=config, state_dict=state, dtype=dtype)
+    if (folder / GENERATION).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 
 
@@ -256,12 +251,12 @@ def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def stored_int8(weights: Mapping[str, Tensor], halves: Collection[str] = ()) -> dict[str, Tensor]:
+def stored_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `float_weights` reads as these tensors: those of two or more dimensions rounded to int8, beside
-    their scales in float32, the others and those named in `halves` in float16."""
+    their scales in float32, the others in float16."""
     stored: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if tensor.dim() < 2 or name in halves:
+        if tensor.dim() < 2:
             stored[name] = tensor.half().contiguous()
             continue
         integers, scale = rounded(tensor.detach().float().flatten(1))

@@ -92,7 +92,6 @@ class SlotModel(ABC):
             self.listed = torch.tensor(sorted(listed), dtype=torch.int64, device=device)
 
     def tap(self, layers: tuple[int, ...]) -> None:
-        """See `Model.tap`."""
         for layer in layers:
             if not -1 <= layer < self.depth:
                 raise ValueError(

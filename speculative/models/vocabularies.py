@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..protocols import GreedyModel, Model
+from ..protocols import GreedyModel
 from ..rounds.choice import Allowed, Choice
 from ..types import Prefilled, Scores
-from .slot_model import score_at
+from .slot_model import SlotModel, score_at
 
 NONE = -1
 """In place of a target id: the draft's token has no partner."""
@@ -29,7 +29,7 @@ Head = Sequence[int] | None
 
 
 def mapped(
-    build: Callable[[Head], HeadedModel], token_map: TokenMap, listed: Head = None
+    build: Callable[[Head], SlotModel], token_map: TokenMap, listed: Head = None
 ) -> MappedVocabulary:
     """A draft under its target's ids: `build` makes the adapter of the draft with a head of these tokens.
     `listed` are the only ones, in the draft's ids, that it proposes."""
@@ -46,7 +46,7 @@ class MappedVocabulary:
     `inner` alone.
     """
 
-    def __init__(self, inner: HeadedModel, token_map: TokenMap) -> None:
+    def __init__(self, inner: SlotModel, token_map: TokenMap) -> None:
         assert inner.vocab_size == len(token_map.to_target)
         heads = range(inner.vocab_size) if inner.listed is None else inner.listed.tolist()
         self.inner, self.token_map = inner, token_map
@@ -91,7 +91,6 @@ class MappedVocabulary:
         return Scores(self._written(read.logits), read.taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
-        """See `NodeModel.score_at`."""
         return self._written(score_at(self.inner, self._to_draft[tokens], start, node, reach))
 
     def _written(self, logits: Tensor) -> Tensor:
@@ -114,7 +113,6 @@ class MappedGreedyVocabulary(MappedVocabulary):
         gamma: int,
         confidence: float,
     ) -> Tensor:
-        """See `GreedyModel.draft_greedy`."""
         drafts = cast(GreedyModel, self.inner).draft_greedy(
             self._to_draft[tokens],
             start,
@@ -127,7 +125,6 @@ class MappedGreedyVocabulary(MappedVocabulary):
         return self._to_target[drafts]
 
     def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
-        """See `GreedyModel.choose`."""
         return cast(GreedyModel, self.inner).choose(logits, allowed)
 
 
@@ -164,10 +161,3 @@ class TokenMap:
             return None if len(self.partners) == len(self.to_target) else self.partners
         known = frozenset(listed)
         return tuple(draft for draft in self.partners if draft in known)
-
-
-class HeadedModel(Model, Protocol):
-    """A model on a device whose head may have some tokens only: a `SlotModel` is one."""
-
-    device: torch.device
-    listed: Tensor | None

@@ -411,27 +411,21 @@ def version(parameters: Iterable[Tensor]) -> object:
 def whisper_gap(model: Any) -> str | None:
     """Why a Whisper has no lean form."""
     decoder = model.model.decoder
-    if isinstance(decoder, plain.Decoder):
-        return _foreign([decoder, model.proj_out])
-    from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperDecoderLayer
+    if not isinstance(decoder, plain.Decoder):
+        from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperDecoderLayer
 
-    if type(decoder) is not WhisperDecoder:
-        return f"its decoder is a {type(decoder).__name__}"
-    if {*map(type, decoder.layers)} - {WhisperDecoderLayer}:
-        return "its layers are not Whisper's"
+        if {type(decoder), *map(type, decoder.layers)} != {WhisperDecoder, WhisperDecoderLayer}:
+            return f"its decoder is a {type(decoder).__name__}, or has other layers than Whisper's"
     return _foreign([decoder, model.proj_out])
 
 
 def encoder_gap(encoder: Any) -> str | None:
     """Why a Whisper's encoder has no form of plain weights."""
-    if isinstance(encoder, plain.Encoder) and len(encoder.layers):
-        return _foreign([encoder])
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder, WhisperEncoderLayer
+    if not (isinstance(encoder, plain.Encoder) and len(encoder.layers)):
+        from transformers.models.whisper.modeling_whisper import WhisperEncoder, WhisperEncoderLayer
 
-    if type(encoder) is not WhisperEncoder:
-        return f"it is a {type(encoder).__name__}"
-    if {*map(type, encoder.layers)} != {WhisperEncoderLayer}:
-        return "its layers are not Whisper's"
+        if {type(encoder), *map(type, encoder.layers)} != {WhisperEncoder, WhisperEncoderLayer}:
+            return f"it is a {type(encoder).__name__}, or has other layers than Whisper's"
     return _foreign([encoder])
 
 

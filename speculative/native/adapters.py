@@ -129,13 +129,11 @@ class NativeDecoder(SlotModel, ABC):
         return Scores(self.whole(logits), taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
-        """See `NodeModel.score_at`."""
         logits = torch.empty((len(tokens), 1, self._columns))
         self._forward(tokens, start, reach, logits, node=node)
         return self.whole(logits)
 
     def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
-        """See `BeamModel.score_paths`."""
         logits = torch.empty((*tokens.shape, self._columns))
         self._forward(tokens, paths.lengths, reach, logits, paths=paths)
         return self.whole(logits)
@@ -151,7 +149,6 @@ class NativeDecoder(SlotModel, ABC):
         gamma: int,
         confidence: float,
     ) -> Tensor:
-        """See `GreedyModel.draft_greedy`."""
         batch, listed = len(tokens), self.listed
         active = checked("active", active, torch.bool, batch)
         if listed is not None:
@@ -175,7 +172,6 @@ class NativeDecoder(SlotModel, ABC):
         return drafts[: record.drafted].t()
 
     def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
-        """See `GreedyModel.choose`."""
         return self.library.choose_tokens(logits, allowed)
 
     def _forward(
@@ -442,14 +438,12 @@ class NativeEncoder:
         self._workspace, self._lock = Workspace(), Lock()
 
     def __call__(self, features: Tensor) -> list[Tensor]:
-        """States `[S, D]` of each window of `features [B, M, 2 S]`, in the modules' dtype. Raises ValueError
-        for features of another length."""
-        if features.shape[-1] != 2 * self.positions:
-            raise ValueError(f"a window has {2 * self.positions} frames, not {features.shape[-1]}")
+        """States `[S, D]` of each window of `features [B, M, 2 S]`, in the modules' dtype."""
         return list(map(self.states, features))
 
     def states(self, features: Tensor) -> Tensor:
-        """States `[S, D]` of one window `[M, 2 S]`, which may be shorter than the encoder's."""
+        """States `[S, D]` of one window `[M, 2 S]`, which may be shorter than the encoder's. Raises
+        ValueError for features of another shape."""
         record, threads = self._record, torch.get_num_threads()
         mels, frames = features.shape
         if mels != record.mels or frames % 2 or not 0 < frames <= 2 * self.positions:
@@ -469,7 +463,8 @@ def unsupported(model: Any) -> str | None:
     config, device = model.config, model.model.decoder.embed_tokens.weight.device
     if device.type != "cpu":
         return f"native kernels are for CPUs, and the model is on {device}"
-    return _size_gap(config, config.decoder_attention_heads, config.decoder_ffn_dim)
+    size = config.d_model // config.decoder_attention_heads
+    return _form_gap(size, config.decoder_ffn_dim, config.activation_function)
 
 
 def native_causal_gap(model: Any) -> str | None:
@@ -483,13 +478,11 @@ def native_causal_gap(model: Any) -> str | None:
         return f"native kernels are for CPUs, and the model is on {weight.device}"
     if weight.dtype not in STORED:
         return f"native kernels do not store {str(weight.dtype).removeprefix('torch.')}"
-    if size % 8 or config.hidden_size % 2 or config.intermediate_size % 2:
-        return f"heads of {size} columns are not a multiple of 8"
+    if config.hidden_size % 2 or config.intermediate_size % 2:
+        return "its sizes are not even"
     if 2 * len(model.base_model.rotary_emb.inv_freq) != size:
         return "its rotary positions are of a part of each head"
-    if config.hidden_act not in ACTIVATIONS:
-        return f"native kernels do not have the activation {config.hidden_act}"
-    return missing()
+    return _form_gap(size, 0, config.hidden_act)
 
 
 def unsupported_encoder(encoder: Any) -> str | None:
@@ -502,12 +495,13 @@ def unsupported_encoder(encoder: Any) -> str | None:
         )
     if config.num_mel_bins % 2:
         return f"{config.num_mel_bins} mel bins are not even"
-    return _size_gap(config, config.encoder_attention_heads, config.encoder_ffn_dim)
+    size = config.d_model // config.encoder_attention_heads
+    return _form_gap(size, config.encoder_ffn_dim, config.activation_function)
 
 
-def _size_gap(config: Any, heads: int, inner: int) -> str | None:
-    if config.d_model % heads or config.d_model // heads % 8 or inner % 8:
-        return f"heads of {config.d_model}/{heads} columns are not a multiple of 8"
-    if config.activation_function not in ACTIVATIONS:
-        return f"native kernels do not have the activation {config.activation_function}"
+def _form_gap(size: int, inner: int, activation: str) -> str | None:
+    if size % 8 or inner % 8:
+        return f"heads of {size} columns or layers of {inner} are not a multiple of 8"
+    if activation not in ACTIVATIONS:
+        return f"native kernels do not have the activation {activation}"
     return missing()

@@ -16,11 +16,9 @@ from ..errors import LoadError
 from . import library_file
 from .library import Library
 
-HOW = "python -m forescribe.speculative.native.kernel_build"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=HOW, description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--force", action="store_true", help="compile even if the library is there")
     options = parser.parse_args(arguments)
     try:

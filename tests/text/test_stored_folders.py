@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,31 @@ def test_what_is_missing_is_named(tmp_path, change, said, role):
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     with pytest.raises(LoadError, match=f"--{role} .*broken cannot be loaded .*{said}"):
         load(folder, choose("cpu"), role=role)
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "count", "said"),
+    [
+        (
+            "llama",
+            "num_hidden_layers",
+            1,
+            r"have model.layers.1\.\S+, a layer more than its config.json",
+        ),
+        ("gpt2", "n_layer", 1, r"have transformer.h.1\.\S+, a layer more than its config.json"),
+        ("llama", "num_hidden_layers", 10**6, "says 1000000 layers of width"),
+        ("gpt2", "n_layer", 10**6, "says 1000000 layers of width"),
+    ],
+)
+def test_a_number_of_layers_that_is_not_that_of_the_weights_is_refused(
+    tmp_path, family, setting, count, said
+):
+    folder = write(tmp_path / "folder", family=family)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config | {setting: count}))
+    with pytest.raises(LoadError, match=f"--model .*folder cannot be loaded .*{said}"):
+        load(folder, choose("cpu"))
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.bool])

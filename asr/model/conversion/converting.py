@@ -104,14 +104,15 @@ def convert_once(
         with tempfile.TemporaryDirectory(dir=made.parent, prefix=SCRATCH) as scratch:
             content, out = _read(weights, read), Path(scratch, "made")
             _write(out, content, weights)
-            with suppress(FileExistsError):  # another process was faster
+            try:
                 out.rename(made)
+            except OSError:
+                if not made.is_dir():  # else another process was faster
+                    raise
     except (ModelError, CapacityError):
         raise
     except Exception as error:  # safetensors has a class of its own for a full disk
         number = _errno(error)
-        if number == errno.ENOTEMPTY and made.is_dir():
-            return made
         if number is None:
             raise ModelError(
                 f"{weights} cannot be converted ({type(error).__name__}: {one_line(error)})"

@@ -49,52 +49,43 @@ def converted(folder: Path) -> Path:
     return convert_once(folder / WEIGHTS, name, beside, partial(_read, folder))
 
 
-class _File:
-    """A file, read from its beginning without loading it. Raises ValueError where it ends too early."""
-
-    def __init__(self, path: Path) -> None:
-        import numpy as np
-
-        self.bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
-        self.at = 0
-
-    def take(self, size: int) -> NDArray[np.uint8]:
-        if size > len(self.bytes) - self.at:
-            raise ValueError(f"it ends after {len(self.bytes)} bytes, within {size} bytes of data")
-        self.at += size
-        return self.bytes[self.at - size : self.at]
-
-    def number(self, kind: str) -> int:
-        """The next number, in a format of `struct`, little-endian."""
-        (value,) = struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")).tobytes())
-        return int(value)
-
-    def text(self) -> str:
-        return self.take(self.number("H"))[:-1].tobytes().decode()  # it ends with a zero byte
-
-
 def read_variables(path: Path) -> dict[str, NDArray[Any]]:
     """The variables of a `model.bin` by name, mapped from the file. Raises ValueError where it is damaged or
     of another version."""
-    file = _File(path)
-    version = file.number("I")
-    if version != VERSION:
-        raise ValueError(f"version {version} of the format; {VERSION} can be read")
-    spec = file.text()
-    if spec != SPEC:
-        raise ValueError(f"it holds a {spec!r}")
-    file.number("I")  # the revision of the specification
+    import numpy as np
+
+    data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+    at = 0
+
+    def take(size: int) -> NDArray[np.uint8]:
+        nonlocal at
+        at += size
+        if at > len(data):
+            raise ValueError(f"it ends after {len(data)} bytes, within {size} bytes of data")
+        return data[at - size : at]
+
+    def number(kind: str) -> int:
+        """The next number, in a format of `struct`, little-endian."""
+        return int(struct.unpack(f"<{kind}", take(struct.calcsize(f"<{kind}")).tobytes())[0])
+
+    def text() -> str:
+        return take(number("H"))[:-1].tobytes().decode()  # it ends with a zero byte
+
+    version, spec = number("I"), text()
+    if (version, spec) != (VERSION, SPEC):
+        raise ValueError(f"it holds a {spec!r:.80} of version {version}, not {SPEC} of {VERSION}")
+    number("I")  # the revision of the specification
     variables: dict[str, NDArray[Any]] = {}
-    for _ in range(file.number("I")):
-        name = file.text()
-        shape = [file.number("I") for _ in range(file.number("B"))]
-        kind, size = file.number("B"), file.number("I")
+    for _ in range(number("I")):
+        name = text()
+        shape = [number("I") for _ in range(number("B"))]
+        kind, size = number("B"), number("I")
         if kind not in KINDS:
             raise ValueError(f"{name} has the unknown number format {kind}")
-        variables[name] = file.take(size).view(KINDS[kind]).reshape(shape)
-    for _ in range(file.number("I")):
-        alias = file.text()
-        variables[alias] = variables[file.text()]
+        variables[name] = take(size).view(KINDS[kind]).reshape(shape)
+    for _ in range(number("I")):
+        alias = text()
+        variables[alias] = variables[text()]
     return variables
 
 

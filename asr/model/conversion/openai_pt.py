@@ -12,7 +12,7 @@ light.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -145,7 +145,11 @@ def _tokenizer(weights: Path, size: int, *, network: bool) -> Path:
     beside = weights.with_name(TOKENIZER)
     if beside.is_file():
         return beside
-    holders = list(_holders(size))
+    english = ".en" if size == ENGLISH_ONLY else ""
+    large = size == ENGLISH_ONLY + 2
+    sizes = ("large-v3", "large-v3-turbo") if large else ("tiny", "base", "small", "medium")
+    owners = ("openai/whisper", "Systran/faster-whisper")
+    holders = [f"{owner}-{each}{english}" for owner in owners for each in sizes]
     for name in holders:
         found = try_to_load_from_cache(name, TOKENIZER)
         if isinstance(found, str):
@@ -159,12 +163,3 @@ def _tokenizer(weights: Path, size: int, *, network: bool) -> Path:
         "it holds no text tokens, and none of Whisper's are on this machine: run "
         f"`hf download {holders[0]} {TOKENIZER}` with a network, or put that file beside it"
     )
-
-
-def _holders(size: int) -> Iterator[str]:
-    """Repositories with the text tokens of models with `size` tokens, the smallest first."""
-    english = ".en" if size == ENGLISH_ONLY else ""
-    large = ("large-v3", "large-v3-turbo")
-    sizes = large if size == ENGLISH_ONLY + 2 else ("tiny", "base", "small", "medium")
-    for owner in ("openai/whisper", "Systran/faster-whisper"):
-        yield from (f"{owner}-{each}{english}" for each in sizes)

@@ -51,8 +51,10 @@ def test_an_older_tokenizers_timestamps_are_the_positions_behind_its_last_token(
     assert (len(newer.tokens), len(older.tokens)) == (51866, 51865)
     for each, first in ((newer, 50365), (older, 50364)):
         assert each.stamps == tuple(range(first, first + STAMPS))
-        assert each.id_of(Kind.TIMESTAMP, "<|30.00|>") == len(each.tokens) - 1
-        assert each.id_of(Kind.CONTROL, "<|nospeech|>") == first - 2  # <|nocaptions|> there
+        assert each.ids.get(Token(Kind.TIMESTAMP, "<|30.00|>")) == len(each.tokens) - 1
+        assert (
+            each.ids.get(Token(Kind.CONTROL, "<|nospeech|>")) == first - 2
+        )  # <|nocaptions|> there
         assert each.text_count == large_v3.TEXT and not each.english_only
 
 
@@ -66,7 +68,7 @@ def test_an_older_draft_reads_and_writes_every_token_of_large_v3(both) -> None:
         own = target if target < YUE else target - 1
         assert ids.to_draft[target] == own and ids.to_target[own] == target
     newer, older = both
-    assert ids.to_draft[YUE] == older.id_of(Kind.LANGUAGE, "<|zh|>") == 50260
+    assert ids.to_draft[YUE] == older.ids.get(Token(Kind.LANGUAGE, "<|zh|>")) == 50260
     assert YUE not in ids.to_target and NONE not in ids.to_target
     for kind in (Kind.CONTROL, Kind.LANGUAGE, Kind.TIMESTAMP):
         mine = [i for i, token in enumerate(newer.tokens) if token.kind is kind and i != YUE]
@@ -197,7 +199,7 @@ def test_timestamps_behind_the_drafts_last_one_are_read_as_that() -> None:
     draft = small(LETTERS, ["<|notimestamps|>", *stamps[:2]])
     ids = token_map(target, draft)
     assert ids is not None
-    last = draft.id_of(Kind.TIMESTAMP, "<|0.02|>")
+    last = draft.ids.get(Token(Kind.TIMESTAMP, "<|0.02|>"))
     assert ids.to_draft[-2:] == (last, last)
     assert last is not None and ids.to_target[last] == len(target.tokens) - 2
 

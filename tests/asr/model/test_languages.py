@@ -80,7 +80,6 @@ def test_several_are_read_one_by_one_and_told_once() -> None:
     [
         ("germn", "unknown language 'germn': did you mean de (German)?"),
         ("frnch", "did you mean fr (French)?"),
-        ("espanol", "unknown language 'espanol': did you mean es (Spanish)?"),
         ("Portuges", "did you mean pt (Portuguese)?"),
         ("jp", "unknown language 'jp': did you mean ja (Japanese)?"),
         ("ua", "did you mean uk (Ukrainian)?"),

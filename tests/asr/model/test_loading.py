@@ -261,6 +261,15 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     ),
     "a layer lost": (lose_a_layer, "lack model.decoder.layers.1"),
     "a layer too many": (configure(decoder_layers=3), "lack model.decoder.layers.2"),
+    "a layer unread": (
+        configure(decoder_layers=1),
+        "layers.1.encoder_attn.k_proj.weight, a layer more",
+    ),
+    "a million layers": (configure(decoder_layers=10**6), "1000000 layers of width 16, more than"),
+    "heads of no width": (
+        configure(encoder_attention_heads=3),
+        "3 attention heads for a width of 16",
+    ),
     "other shapes": (configure(d_model=32), "another shape than its config.json says"),
     "not a whisper": (configure(model_type="bert"), "'bert'"),
     "quantised": (configure(quantization_config={"a": 1}), "its weights are quantised"),
@@ -356,7 +365,7 @@ def test_a_decoder_that_cannot_read_the_targets_states_is_refused(target, tmp_pa
     draft = folders.write_decoder_only(tmp_path / "draft", d_model=24)
     message = refusal(Pair(target, draft))
     assert f"{draft} cannot draft for {target}" in message
-    assert "reads states of 24 numbers, its target's have 16" in message
+    assert "reads encoder states of (1500, 24), its target's are (1500, 16)" in message
     assert message.endswith("--draft none")
 
 
@@ -375,7 +384,9 @@ def test_a_draft_that_hears_other_features_needs_their_extractor(target, tmp_pat
 
 def test_a_draft_of_shorter_windows_or_texts_is_refused(target, tmp_path) -> None:
     short = folders.write(tmp_path / "short", layers=1, max_source_positions=750)
-    assert "1500 and 750 encoder states" in refusal(Pair(target, short))
+    assert "reads encoder states of (750, 16), its target's are (1500, 16)" in refusal(
+        Pair(target, short)
+    )
     few = folders.write(tmp_path / "few", layers=1, max_target_positions=32)
     assert "40 and 32 positions" in refusal(Pair(target, few))
 

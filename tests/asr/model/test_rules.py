@@ -25,7 +25,7 @@ EOS, SOT, NO_TIMESTAMPS, STAMPS, V = 40, 41, 47, 48, 72
 T = 24
 
 
-def _config(max_initial: int | None = 5, by_mass: bool = True) -> GenerationConfig:
+def _config(max_initial: int | None = 5) -> GenerationConfig:
     return GenerationConfig(
         suppress_tokens=[1, 2, 7, 14, 25, 41, 42, 45, 46, V + 3],
         begin_suppress_tokens=[3, EOS],
@@ -34,7 +34,6 @@ def _config(max_initial: int | None = 5, by_mass: bool = True) -> GenerationConf
         decoder_start_token_id=SOT,
         no_timestamps_token_id=NO_TIMESTAMPS,
         max_initial_timestamp_index=max_initial,
-        _detect_timestamp_from_logprob=by_mass,
     )
 
 
@@ -185,14 +184,13 @@ def test_rules_change_no_input_and_make_no_nan(seed: int, N: int) -> None:
     B=st.integers(1, 8),
     N=st.integers(1, 9),
     max_initial=st.sampled_from([5, 0, None]),
-    by_mass=st.booleans(),
     steps=st.sampled_from([None, 1.0, 1.5]),
 )
 def test_the_choice_is_the_argmax_after_all_rules(
-    seed: int, B: int, N: int, max_initial: int | None, by_mass: bool, steps: float | None
+    seed: int, B: int, N: int, max_initial: int | None, steps: float | None
 ) -> None:
     """With `steps` the logits are multiples of a number, so that ties are frequent."""
-    config = _config(max_initial, by_mass)
+    config = _config(max_initial)
     logits, prefix = _case(seed, B, N)
     if steps is not None:
         logits = (logits / steps).round() * steps
@@ -258,10 +256,3 @@ def test_rules_trace_into_one_graph_for_all_ragged_prefixes(N: int) -> None:
         out = compiled(logits, prefix.tokens, prefix.last, prefix.begin)
         assert torch.equal(out, _apply(rules, logits, prefix))
     assert graphs == 1
-
-
-def test_a_config_without_a_single_end_of_text_is_refused_by_name() -> None:
-    config = _config()
-    config.eos_token_id = [EOS, EOS + 1]
-    with pytest.raises(ValueError, match=r"eos_token_id .*got \[40, 41\]"):
-        _rules(config)
