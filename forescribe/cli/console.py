@@ -11,10 +11,11 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console as Rich
 from rich.markup import escape as without_markup
@@ -38,11 +39,19 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """The messages of one command. `quiet` shows errors only; `records` are written to stdout."""
+    """The messages of one command. `quiet` shows errors only; `records` are written to stdout; `stats` tells
+    of drafts and engines."""
 
-    def __init__(self, *, quiet: bool, verbose: bool = False, records: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        quiet: bool,
+        verbose: bool = False,
+        records: bool = False,
+        stats: bool = False,
+    ) -> None:
         self.rich = Rich(stderr=True, highlight=False, soft_wrap=True)
-        self.quiet, self.verbose, self.records = quiet, verbose, records
+        self.quiet, self.verbose, self.records, self.stats = quiet, verbose, records, stats
         self.started = time.perf_counter()
         self.totals = Totals()
         self.failed: list[str] = []
@@ -142,6 +151,8 @@ class Console:
         if totals.audio:  # without a transcript there is no speed
             wall_s = time.perf_counter() - self.started
             self.rich.print(f"[bold]{totals.line(wall_s, vad=vad)}[/]")
+            if self.stats:
+                self.rich.print(totals.figures)
         if totals.wordless:
             self.rich.print(f"[yellow]{seconds(totals.wordless):.1f} s of voice without words[/]")
         if self.cancelled:
@@ -167,6 +178,9 @@ class Totals:
     characters: int = 0  # of languages without spaces
     recordings: int = 0
     speakers: int = 0  # of the last one
+    drafting: object = None  # what `auto` has decided, by the last one
+    engines: set[str] = field(default_factory=set)
+    drafts: Counter[str] = field(default_factory=Counter)  # drafted, accepted, rounds
 
     def add(self, transcript: Transcript) -> None:
         self.recordings += 1
@@ -174,6 +188,10 @@ class Totals:
         self.silent += transcript.coverage.silent_samples
         self.wordless += transcript.coverage.wordless_samples or 0
         self.speakers = len(transcript.speakers)
+        stats: dict[str, Any] = transcript.stats
+        self.drafting = stats.get("drafting")
+        self.engines.add(str(transcript.settings.get("engine")))
+        self.drafts.update({name: stats.get(name, 0) for name in ("drafted", "accepted", "rounds")})
         if transcript.language in SPACELESS:
             self.characters += sum(map(str.isalnum, transcript.text))
         else:
@@ -193,6 +211,13 @@ class Totals:
         if vad and silent_s >= 1:
             line += f"; {silent_s:.0f} s skipped as silence, --no-vad decodes it"
         return line
+
+    @property
+    def figures(self) -> str:
+        """What drafts brought, what was decided about them, and what computed."""
+        brought = acceptance(**self.drafts) or "no drafts"
+        decided = f"auto: {self.drafting}; " if self.drafting else ""
+        return f"{brought}; {decided}engine {', '.join(sorted(self.engines))}"
 
 
 class Screen:
@@ -278,6 +303,14 @@ class StageBar:
             if not self.console.is_terminal:
                 self.console.print(f"{stage} …", markup=False)
         self.bar.update(self.task, completed=done, total=whole, note=one_line(note))
+
+
+def acceptance(drafted: int, accepted: int, rounds: int) -> str:
+    """What drafts brought in so many rounds of rows, in words; empty without drafts."""
+    if not drafted:
+        return ""
+    length = 1 + accepted / rounds
+    return f"{accepted / drafted:.1%} of drafts accepted, {length:.2f} tokens per round"
 
 
 def escape(text: str) -> str:

@@ -59,6 +59,7 @@ def transcribe(**values: Any) -> None:
         quiet=options.quiet or options.records,
         verbose=options.verbose,
         records=options.records,
+        stats=options.stats,
     )
     options = replace(options, language=codes_of(options.language, console.notice))
     stores = Stores()

@@ -37,7 +37,7 @@ HERE = "here"
 NOT_IN_RESULTS = frozenset(
     "audio recursive spool output_dir output_format overwrite dry_run fail_fast model draft "
     "gamma batch_size device threads readers engine draft_dtype cluster workers "
-    "report local_files_only verbose quiet records".split()
+    "report local_files_only verbose quiet records stats".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.speaker_settings`.
     "diarize",
@@ -109,6 +109,9 @@ class TranscribeOptions(RunOptions, SpeakerOptions, SpeechOptions):
     # Diagnostics
     dry_run: bool = opt(
         DIAGNOSTICS, "", "List recordings and their results without transcribing.", False
+    )
+    stats: bool = opt(
+        DIAGNOSTICS, "", "Say in the last line what drafts brought, and what computed.", False
     )
     fail_fast: bool = opt(DIAGNOSTICS, "", "Stop at the first failure.", False)
     verbose: bool = opt(DIAGNOSTICS, "-v", "Print segments as they are decoded.", False)
