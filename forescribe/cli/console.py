@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -188,7 +188,7 @@ class Totals:
         self.silent += transcript.coverage.silent_samples
         self.wordless += transcript.coverage.wordless_samples or 0
         self.speakers = len(transcript.speakers)
-        stats: dict[str, Any] = transcript.stats
+        stats: Mapping[str, Any] = transcript.stats
         self.drafting = stats.get("drafting")
         self.engines.add(str(transcript.settings.get("engine")))
         self.drafts.update({name: stats.get(name, 0) for name in ("drafted", "accepted", "rounds")})

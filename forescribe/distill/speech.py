@@ -13,7 +13,6 @@ A draft of the target's own layers has those that lie evenly from the first to t
 from __future__ import annotations
 
 import copy
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.decode.options import Options
@@ -48,8 +47,6 @@ from .labels import LabelBatch, LabelRow, LabelStore, SparseDistribution
 
 TOGETHER = 4
 """Windows whose distributions are computed at a time."""
-
-_LAYER = re.compile(r"^(.*\blayers\.)(\d+)(\..*)$")
 
 COMPANIONS = (
     "tokenizer.json",
@@ -208,18 +205,14 @@ def pruned_whisper(model: Any, layers: Iterable[int]) -> Any:
     """A `WhisperForCausalLM` with these decoder layers of a Whisper, in float32, everything else copied."""
     from transformers import WhisperForCausalLM
 
-    numbers = {old: new for new, old in enumerate(layers)}
+    decoder = model.model.decoder
+    kept = nn.ModuleList([decoder.layers[number] for number in layers])
     config = copy.deepcopy(model.config)
-    config.decoder_layers = len(numbers)
-    weights: dict[str, Tensor] = {}
-    for name, value in model.model.decoder.state_dict().items():
-        match = _LAYER.match(name)
-        if match is None:
-            weights[name] = value.float()
-        elif int(match[2]) in numbers:
-            weights[f"{match[1]}{numbers[int(match[2])]}{match[3]}"] = value.float()
+    config.decoder_layers = len(kept)
     made = WhisperForCausalLM(config).float()
-    made.model.decoder.load_state_dict(weights)
+    rest = {name: v for name, v in decoder.state_dict().items() if not name.startswith("layers.")}
+    made.model.decoder.load_state_dict(rest, strict=False)
+    made.model.decoder.layers.load_state_dict(kept.state_dict())
     made.tie_weights()
     return made
 
