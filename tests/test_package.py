@@ -181,7 +181,7 @@ def test_a_language_comes_with_its_probability(model: str, spoken) -> None:
     assert probability == pytest.approx(transcript.language_probability)
     with pytest.raises(AudioError, match="no speech was found"):
         forescribe.detect_language(WAVE, model, device="cpu", sample_rate=RATE)
-    with pytest.raises(UsageError, match="one language alone"):
+    with pytest.raises(UsageError, match="names no language that it hears"):
         forescribe.detect_language(spoken, "tiny.en", local_files_only=True)
 
 

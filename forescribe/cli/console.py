@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Rich
 from rich.markup import escape as without_markup
@@ -71,11 +71,6 @@ class Console:
     def problem(self, error: ForescribeError) -> None:
         """Show why a recording, or a part of one, has failed."""
         self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
-
-    def advice(self, text: str | None) -> None:
-        """Show what would make the run faster; None: nothing would."""
-        if text is not None:
-            self.notice(text)
 
     def skipped(
         self, results: Sequence[RecordingResult], total: int, reports: Reports | None = None
@@ -220,8 +215,9 @@ class Totals:
         return f"{brought}; {decided}engine {', '.join(sorted(self.engines))}"
 
 
-class Screen:
-    """A hook that draws. The text of a single recording is shown; of several, the bar alone."""
+class Screen(Progress):
+    """A hook that draws; a context manager. The text of a single recording is shown, of several the bar
+    alone."""
 
     def __init__(
         self, console: Rich, sources: Sequence[Source], *, verbose: bool, text: bool
@@ -230,7 +226,7 @@ class Screen:
         self.text = text and len(sources) == 1 and console.is_terminal and not verbose
         self.seen = {source.path: (0.0, source.length_s or 0.0) for source in sources}
         self.started = time.perf_counter()
-        self.bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
@@ -240,14 +236,7 @@ class Screen:
             transient=True,
         )
         whole, files = sum(total for _, total in self.seen.values()), len(sources)
-        self.task = self.bar.add_task(f"{files} file{'s' * (files > 1)}", total=whole, note="")
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        self.task = self.add_task(f"{files} file{'s' * (files > 1)}", total=whole, note="")
 
     def __call__(self, progress: WindowProgress) -> None:
         """Draw a window that has ended."""
@@ -255,25 +244,21 @@ class Screen:
         done = sum(d for d, _ in self.seen.values())
         note = f"{done / max(time.perf_counter() - self.started, 1e-9):.1f}x real time"
         total = sum(t for _, t in self.seen.values())
-        self.bar.update(self.task, completed=done, total=total, note=note)
+        self.update(self.task, completed=done, total=total, note=note)
         if self.verbose:
             for segment in progress.segments:
                 times = f"[{segment.start:.2f} --> {segment.end:.2f}]"
-                self._print(f"{times} {one_line(segment.text)}")
+                self.console.print(f"{times} {one_line(segment.text)}", markup=False)
         elif self.text:
             for segment in progress.spoken:
-                self._print(one_line(segment.text))
-
-    def _print(self, text: str) -> None:
-        self.bar.console.print(text, markup=False)
+                self.console.print(one_line(segment.text), markup=False)
 
 
-class StageBar:
+class StageBar(Progress):
     """A hook `(stage, done, whole or None, note)` that draws; a context manager. `quiet` draws nothing."""
 
     def __init__(self, console: Rich, *, quiet: bool) -> None:
-        self.console, self.quiet = console, quiet
-        self.bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
@@ -281,17 +266,10 @@ class StageBar:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            disable=quiet or not console.is_terminal,
         )
-        self.stage = ""
-        self.task = self.bar.add_task("", total=None, note="")
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal and not self.quiet:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        self.quiet, self.stage = quiet, ""
+        self.task = self.add_task("", total=None, note="")
 
     def __call__(self, stage: str, done: float, whole: float | None, note: str) -> None:
         """Show how far a stage is."""
@@ -299,10 +277,10 @@ class StageBar:
             return
         if stage != self.stage:
             self.stage = stage
-            self.bar.reset(self.task, total=whole, description=stage, note="")
+            self.reset(self.task, total=whole, description=stage, note="")
             if not self.console.is_terminal:
                 self.console.print(f"{stage} …", markup=False)
-        self.bar.update(self.task, completed=done, total=whole, note=one_line(note))
+        self.update(self.task, completed=done, total=whole, note=one_line(note))
 
 
 def acceptance(drafted: int, accepted: int, rounds: int) -> str:

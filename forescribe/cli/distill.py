@@ -74,10 +74,6 @@ class DistillOptions(ModelOptions):
     def __post_init__(self) -> None:
         if self.layers is not None and self.draft is not None:
             raise UsageError("--draft and --layers both say what to begin with: give one of them")
-        if "-" in self.data:
-            raise UsageError(
-                "labels are made from files, to which a repeated command can return; - is none"
-            )
 
     def work(self) -> WorkFolder:
         """The work folder, with what a repeated command must have too."""

@@ -87,9 +87,6 @@ class SparseDistribution:
         """The most probable tokens [N]."""
         return self.ids[:, 0]
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
 
 @dataclass(frozen=True, eq=False)
 class LabelRow:
@@ -108,11 +105,11 @@ class LabelRow:
         return len(self.tokens) - self.begin
 
 
+@dataclass(frozen=True)
 class LabelStore:
     """The labels of a folder, which is created."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def has(self, recording: str) -> bool:
         """Whether it was labelled, by this run or one before."""
@@ -219,23 +216,20 @@ class LabelBatch:
         return LabelBatch(tokens, row, place, self.wanted.to(device), self.states.to(device))
 
 
+@dataclass
 class BatchSource:
     """Draws batches of about `budget` tokens, padding included, at most `most` rows. `text_ids` are the
     tokens that may be replaced, and replace others."""
 
-    def __init__(
-        self,
-        rows: Sequence[LabelRow],
-        *,
-        seed: int,
-        budget: int,
-        most: int,
-        text_ids: int,
-        misled: float = MISLED,
-    ) -> None:
-        self.rows = sorted(rows, key=lambda row: len(row.tokens))
-        self.seed, self.budget, self.most = seed, budget, most
-        self.text_ids, self.misled = text_ids, misled
+    rows: Sequence[LabelRow]
+    seed: int
+    budget: int
+    most: int
+    text_ids: int
+    misled: float = MISLED
+
+    def __post_init__(self) -> None:
+        self.rows = sorted(self.rows, key=lambda row: len(row.tokens))
 
     def draw(self, step: int) -> LabelBatch:
         """The batch of a step."""

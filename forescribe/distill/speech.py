@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,16 +48,9 @@ TOGETHER = 4
 """Windows whose distributions are computed at a time."""
 
 COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "normalizer.json",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
+    "tokenizer.json tokenizer_config.json vocab.json merges.txt normalizer.json added_tokens.json "
+    "special_tokens_map.json preprocessor_config.json processor_config.json"
+).split()
 """Files of the target that a draft has too, so that both read the same tokens."""
 
 Hook = Callable[[str, float, float | None, str], None]
@@ -84,11 +76,6 @@ class Pair:
     def target(self) -> Any:
         return self.whisper.target
 
-    @property
-    def layers(self) -> Any:
-        """The target's decoder layers, a ModuleList."""
-        return self.target.model.decoder.layers
-
     def open(self, folder: Path) -> Any:
         """A draft to train, in float32. Raises UsageError, ModelError or LoadError."""
         draft = self._loaded(folder)
@@ -104,7 +91,7 @@ class Pair:
 
     def pruned(self, layers: int) -> tuple[Any, list[int]]:
         """A draft to train that has this many of the target's layers, and which."""
-        kept = kept_layers(len(self.layers), layers)
+        kept = kept_layers(self.target.config.decoder_layers, layers)
         return _frozen(pruned_whisper(self.target, kept)), kept
 
     def logits(self, draft: Any, batch: LabelBatch) -> Tensor:
@@ -251,7 +238,6 @@ def label_recordings(
     hook("labels", done, whole, "")
     if not missing or until():
         return skipped
-    began = time.monotonic()
 
     def note(progress: Progress) -> None:
         text = f"{progress.done_s:.0f} s of {visible(str(progress.source))}"
@@ -265,7 +251,7 @@ def label_recordings(
         else:
             store.add(outcome.name, labelled(Pair.of(transcriber.whisper), outcome))
         done += 1
-        hook("labels", done, whole, f"{time.monotonic() - began:.0f} s")
+        hook("labels", done, whole, "")
         if until() or stop.requested:
             break
     close = getattr(outcomes, "close", None)

@@ -161,8 +161,7 @@ def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typ
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["-f", "jsn"], "did you mean 'json'?"),
-        (["-f", "md docx"], "did you mean 'md,docx'?"),
+        (["-f", "jsn"], "unknown output format 'jsn'; known: txt, srt"),
         (["--modle", "tiny.en"], "--model"),
         (["--model", "tiny.en", "-l", "de-DE"], "tiny.en knows English only; use tiny"),
         (["--model", "tiny.en", "--task", "translate"], "tiny.en knows English only; use tiny"),

@@ -71,7 +71,7 @@ def test_a_batch_predicts_every_token_of_the_answers_and_no_other(
     batch = LabelBatch.of(rows)
     predicted = batch.tokens[batch.row, batch.place + 1].tolist()
     assert predicted == [token for row in rows for token in row.tokens[row.begin :]]
-    assert len(batch.wanted) == len(predicted)
+    assert len(batch.wanted.ids) == len(predicted)
 
 
 @given(seed=st.integers(0, 99), step=st.integers(0, 999))
