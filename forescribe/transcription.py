@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from numbers import Number
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -173,7 +174,7 @@ def transcribe(
     """
     if num_speakers is not None and not diarize:
         raise UsageError("num_speakers needs diarize=True")
-    many = isinstance(audio, list)
+    many = isinstance(audio, list) and not _is_samples(audio)
     sources: list[Any] = cast(list[Any], audio) if many else [as_input(audio, sample_rate)]
     if not sources:
         return []
@@ -294,6 +295,13 @@ def speech_segments(
         joined = found and (start == found[-1].end or start - found[-1].end < min_pause_s)
         found.append(SpeechSegment(found.pop().start if joined else start, end))
     return tuple(speech for speech in found if speech.end - speech.start >= min_speech_s)
+
+
+def _is_samples(audio: list[Any]) -> bool:
+    """Whether a list is one of numbers, or of such lists."""
+    while isinstance(audio, list) and audio:
+        audio = audio[0]
+    return isinstance(audio, Number)
 
 
 def _outcomes(

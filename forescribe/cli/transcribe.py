@@ -23,7 +23,7 @@ from forescribe.asr.errors import UsageError, visible
 from .console import file_names
 from .option_records import takes
 from .options import codes_of
-from .transcribe_options import TranscribeOptions
+from .transcribe_options import HERE, TranscribeOptions
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, BatchTranscriber
@@ -211,14 +211,12 @@ def _on_workers(options: TranscribeOptions, batch: Batch, console: Console) -> B
     a number of workers that cannot be used; Ray is started or connected with the first recording."""
     from ..cluster.workers import ClusterTranscriber, cards_for
 
-    address, cards = options.workers_at, None
-    assert address is not None
-    if options.cluster is None:
-        assert options.workers is not None
+    cards = None
+    if options.cluster is None and options.workers is not None:  # on this machine
         cards = cards_for(options.device, options.workers)
     recordings = [source for source in batch.todo if source.error is None]
     return ClusterTranscriber(
-        address,
+        options.cluster or HERE,
         work_order(options, recordings),
         recordings,
         console.status,
