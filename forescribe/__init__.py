@@ -19,22 +19,21 @@ if not (Path(__file__).parent / "asr" / "__init__.py").is_file():  # a checkout
 
 if TYPE_CHECKING:
     __version__: str
-    from .asr.decode.options import Options
-    from .asr.decode.results import Progress
-    from .asr.decode.transcriber import Transcriber
-    from .asr.errors import ForescribeError
-    from .asr.formats.subtitles import LineRules
-    from .asr.formats.transcript import Transcript
-    from .asr.formats.transcript_parts import Segment, Word
-    from .text import TextGenerator
-    from .transcription import (
-        BatchError,
-        align,
-        detect_language,
-        find_speakers,
-        speech_segments,
-        transcribe,
-    )
+    from .asr.decode.options import Options as Options
+    from .asr.decode.results import Progress as Progress
+    from .asr.decode.transcriber import Transcriber as Transcriber
+    from .asr.errors import ForescribeError as ForescribeError
+    from .asr.formats.subtitles import LineRules as LineRules
+    from .asr.formats.transcript import Transcript as Transcript
+    from .asr.formats.transcript_parts import Segment as Segment
+    from .asr.formats.transcript_parts import Word as Word
+    from .text import TextGenerator as TextGenerator
+    from .transcription import BatchError as BatchError
+    from .transcription import align as align
+    from .transcription import detect_language as detect_language
+    from .transcription import find_speakers as find_speakers
+    from .transcription import speech_segments as speech_segments
+    from .transcription import transcribe as transcribe
 
 _MODULES = {
     "BatchError": "transcription",
@@ -55,23 +54,7 @@ _MODULES = {
 }
 """Where each public name is defined."""
 
-__all__ = [
-    "BatchError",
-    "ForescribeError",
-    "LineRules",
-    "Options",
-    "Progress",
-    "Segment",
-    "TextGenerator",
-    "Transcriber",
-    "Transcript",
-    "Word",
-    "align",
-    "detect_language",
-    "find_speakers",
-    "speech_segments",
-    "transcribe",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:

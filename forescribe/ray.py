@@ -13,20 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forescribe.asr.errors import UsageError
-
-from .cli.options import FLAGS
-
 if TYPE_CHECKING:
     from ray.data import Dataset
 
 __all__ = ["transcribe"]
-
-OPTIONS = frozenset(
-    "model draft local_files_only words diarize diarizer num_speakers min_speakers max_speakers channels "
-    "gamma batch_size device dtype quantize draft_dtype engine threads readers spool".split()
-) | (FLAGS.keys() - {"word_timestamps"})
-"""Options of `forescribe transcribe`, by field, that say how a recording is transcribed."""
 
 
 def transcribe(
@@ -47,7 +37,8 @@ def transcribe(
     `options` are those of `forescribe transcribe`, by their names in Python.
 
     Rows over which three actors die end the pipeline, unless `DataContext.max_errored_blocks` lets it go on
-    without them. Raises UsageError for options that are unknown or contradict each other.
+    without them. Raises TypeError for options that are unknown, UsageError for those that contradict each
+    other.
     """
     import ray
 
@@ -55,11 +46,6 @@ def transcribe(
     from .cli.transcribe_options import TranscribeOptions
     from .cluster import workers as actors
 
-    unknown = options.keys() - OPTIONS
-    if unknown:
-        raise UsageError(
-            f"{', '.join(sorted(unknown))}: no option of an operator; known: {', '.join(sorted(OPTIONS))}"
-        )
     options = {"word_timestamps" if name == "words" else name: v for name, v in options.items()}
     order = work_order(TranscribeOptions(audio=[], cluster="auto", **options), [])
     if num_gpus is None and resources is None and options.get("device", "auto") != "cpu":

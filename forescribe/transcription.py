@@ -10,12 +10,21 @@ transcriber and a diarizer are combined.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from numbers import Number
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    BinaryIO,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from forescribe.asr.audio.inputs import Input, as_input
 from forescribe.asr.audio.reading import open_audio
@@ -51,8 +60,22 @@ if TYPE_CHECKING:
     )
     OneAudio = TypeVar("OneAudio", bound=Audio)
 
+    class TranscribeOptions(TypedDict, total=False):
+        """The options of `transcribe`, for its overloads."""
 
-log = logging.getLogger(__name__)
+        sample_rate: int | None
+        language: str | None
+        task: Task
+        initial_prompt: str | None
+        terms: Sequence[str]
+        replacements: Sequence[str]
+        hint: str | None
+        words: bool
+        diarize: bool
+        num_speakers: int | None
+        device: str | None
+        local_files_only: bool
+        on_progress: Hook | None
 
 
 class SpeechSegment(NamedTuple):
@@ -69,10 +92,9 @@ class BatchError(ForescribeError):
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes = tuple(outcomes)
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        failed = (
-            f"{len(errors)} of {len(outcomes)} recordings failed, the others are in `outcomes`: "
-        )
-        super().__init__(failed + "; ".join(e.message for e in errors), code=errors[0].code)
+        failed = f"{len(errors)} of {len(outcomes)} recordings failed"
+        told = "; ".join(error.message for error in errors)
+        super().__init__(f"{failed}, the others are in `outcomes`: {told}", code=errors[0].code)
 
 
 @overload
@@ -80,40 +102,14 @@ def transcribe(
     audio: Audio,
     model: str | None = ...,
     draft: str | None = ...,
-    *,
-    sample_rate: int | None = ...,
-    language: str | None = ...,
-    task: Task = ...,
-    initial_prompt: str | None = ...,
-    terms: Sequence[str] = ...,
-    replacements: Sequence[str] = ...,
-    hint: str | None = ...,
-    words: bool = ...,
-    diarize: bool = ...,
-    num_speakers: int | None = ...,
-    device: str | None = ...,
-    local_files_only: bool = ...,
-    on_progress: Hook | None = ...,
+    **options: Unpack[TranscribeOptions],
 ) -> Transcript: ...
 @overload
 def transcribe(
     audio: list[OneAudio],
     model: str | None = ...,
     draft: str | None = ...,
-    *,
-    sample_rate: int | None = ...,
-    language: str | None = ...,
-    task: Task = ...,
-    initial_prompt: str | None = ...,
-    terms: Sequence[str] = ...,
-    replacements: Sequence[str] = ...,
-    hint: str | None = ...,
-    words: bool = ...,
-    diarize: bool = ...,
-    num_speakers: int | None = ...,
-    device: str | None = ...,
-    local_files_only: bool = ...,
-    on_progress: Hook | None = ...,
+    **options: Unpack[TranscribeOptions],
 ) -> list[Transcript]: ...
 def transcribe(
     audio: Audio | list[OneAudio],

@@ -33,18 +33,11 @@ class AuditOptions(ModelOptions, DecodingOptions, PerformanceOptions, JsonOption
     gamma: str = like(PerformanceOptions, "gamma", default="5")
 
     def __post_init__(self) -> None:
-        _ = self.drafts
-
-    @property
-    def drafts(self) -> int:
-        """Drafted tokens per round, 1 or more."""
-        number = super().drafts
-        if not number:
+        if not self.drafts:
             raise UsageError(
                 f"--gamma {self.gamma}: an audit compares a fixed number of drafted tokens, 1 or more, "
                 "with plain decoding"
             )
-        return number
 
 
 @takes(AuditOptions)
@@ -86,7 +79,7 @@ def audit(**values: Any) -> None:
             whisper,
             options.audio,
             options.decoding,
-            gamma=options.drafts,
+            gamma=int(options.gamma),
             batch=options.batch_size,
             float32=exact,
         )

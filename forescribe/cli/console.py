@@ -11,10 +11,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Rich
 from rich.markup import escape as without_markup
@@ -38,11 +39,19 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """The messages of one command. `quiet` shows errors only; `records` are written to stdout."""
+    """The messages of one command. `quiet` shows errors only; `records` are written to stdout; `stats` tells
+    of drafts and engines."""
 
-    def __init__(self, *, quiet: bool, verbose: bool = False, records: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        quiet: bool,
+        verbose: bool = False,
+        records: bool = False,
+        stats: bool = False,
+    ) -> None:
         self.rich = Rich(stderr=True, highlight=False, soft_wrap=True)
-        self.quiet, self.verbose, self.records = quiet, verbose, records
+        self.quiet, self.verbose, self.records, self.stats = quiet, verbose, records, stats
         self.started = time.perf_counter()
         self.totals = Totals()
         self.failed: list[str] = []
@@ -62,11 +71,6 @@ class Console:
     def problem(self, error: ForescribeError) -> None:
         """Show why a recording, or a part of one, has failed."""
         self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
-
-    def advice(self, text: str | None) -> None:
-        """Show what would make the run faster; None: nothing would."""
-        if text is not None:
-            self.notice(text)
 
     def skipped(
         self, results: Sequence[RecordingResult], total: int, reports: Reports | None = None
@@ -142,6 +146,8 @@ class Console:
         if totals.audio:  # without a transcript there is no speed
             wall_s = time.perf_counter() - self.started
             self.rich.print(f"[bold]{totals.line(wall_s, vad=vad)}[/]")
+            if self.stats:
+                self.rich.print(totals.figures)
         if totals.wordless:
             self.rich.print(f"[yellow]{seconds(totals.wordless):.1f} s of voice without words[/]")
         if self.cancelled:
@@ -167,6 +173,9 @@ class Totals:
     characters: int = 0  # of languages without spaces
     recordings: int = 0
     speakers: int = 0  # of the last one
+    drafting: object = None  # what `auto` has decided, by the last one
+    engines: set[str] = field(default_factory=set)
+    drafts: Counter[str] = field(default_factory=Counter)  # drafted, accepted, rounds
 
     def add(self, transcript: Transcript) -> None:
         self.recordings += 1
@@ -174,6 +183,10 @@ class Totals:
         self.silent += transcript.coverage.silent_samples
         self.wordless += transcript.coverage.wordless_samples or 0
         self.speakers = len(transcript.speakers)
+        stats: Mapping[str, Any] = transcript.stats
+        self.drafting = stats.get("drafting")
+        self.engines.add(str(transcript.settings.get("engine")))
+        self.drafts.update({name: stats.get(name, 0) for name in ("drafted", "accepted", "rounds")})
         if transcript.language in SPACELESS:
             self.characters += sum(map(str.isalnum, transcript.text))
         else:
@@ -194,9 +207,17 @@ class Totals:
             line += f"; {silent_s:.0f} s skipped as silence, --no-vad decodes it"
         return line
 
+    @property
+    def figures(self) -> str:
+        """What drafts brought, what was decided about them, and what computed."""
+        brought = acceptance(**self.drafts) or "no drafts"
+        decided = f"auto: {self.drafting}; " if self.drafting else ""
+        return f"{brought}; {decided}engine {', '.join(sorted(self.engines))}"
 
-class Screen:
-    """A hook that draws. The text of a single recording is shown; of several, the bar alone."""
+
+class Screen(Progress):
+    """A hook that draws; a context manager. The text of a single recording is shown, of several the bar
+    alone."""
 
     def __init__(
         self, console: Rich, sources: Sequence[Source], *, verbose: bool, text: bool
@@ -205,7 +226,7 @@ class Screen:
         self.text = text and len(sources) == 1 and console.is_terminal and not verbose
         self.seen = {source.path: (0.0, source.length_s or 0.0) for source in sources}
         self.started = time.perf_counter()
-        self.bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
@@ -215,14 +236,7 @@ class Screen:
             transient=True,
         )
         whole, files = sum(total for _, total in self.seen.values()), len(sources)
-        self.task = self.bar.add_task(f"{files} file{'s' * (files > 1)}", total=whole, note="")
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        self.task = self.add_task(f"{files} file{'s' * (files > 1)}", total=whole, note="")
 
     def __call__(self, progress: WindowProgress) -> None:
         """Draw a window that has ended."""
@@ -230,25 +244,21 @@ class Screen:
         done = sum(d for d, _ in self.seen.values())
         note = f"{done / max(time.perf_counter() - self.started, 1e-9):.1f}x real time"
         total = sum(t for _, t in self.seen.values())
-        self.bar.update(self.task, completed=done, total=total, note=note)
+        self.update(self.task, completed=done, total=total, note=note)
         if self.verbose:
             for segment in progress.segments:
                 times = f"[{segment.start:.2f} --> {segment.end:.2f}]"
-                self._print(f"{times} {one_line(segment.text)}")
+                self.console.print(f"{times} {one_line(segment.text)}", markup=False)
         elif self.text:
             for segment in progress.spoken:
-                self._print(one_line(segment.text))
-
-    def _print(self, text: str) -> None:
-        self.bar.console.print(text, markup=False)
+                self.console.print(one_line(segment.text), markup=False)
 
 
-class StageBar:
+class StageBar(Progress):
     """A hook `(stage, done, whole or None, note)` that draws; a context manager. `quiet` draws nothing."""
 
     def __init__(self, console: Rich, *, quiet: bool) -> None:
-        self.console, self.quiet = console, quiet
-        self.bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
@@ -256,17 +266,10 @@ class StageBar:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            disable=quiet or not console.is_terminal,
         )
-        self.stage = ""
-        self.task = self.bar.add_task("", total=None, note="")
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal and not self.quiet:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        self.quiet, self.stage = quiet, ""
+        self.task = self.add_task("", total=None, note="")
 
     def __call__(self, stage: str, done: float, whole: float | None, note: str) -> None:
         """Show how far a stage is."""
@@ -274,10 +277,18 @@ class StageBar:
             return
         if stage != self.stage:
             self.stage = stage
-            self.bar.reset(self.task, total=whole, description=stage, note="")
+            self.reset(self.task, total=whole, description=stage, note="")
             if not self.console.is_terminal:
                 self.console.print(f"{stage} …", markup=False)
-        self.bar.update(self.task, completed=done, total=whole, note=one_line(note))
+        self.update(self.task, completed=done, total=whole, note=one_line(note))
+
+
+def acceptance(drafted: int, accepted: int, rounds: int) -> str:
+    """What drafts brought in so many rounds of rows, in words; empty without drafts."""
+    if not drafted:
+        return ""
+    length = 1 + accepted / rounds
+    return f"{accepted / drafted:.1%} of drafts accepted, {length:.2f} tokens per round"
 
 
 def escape(text: str) -> str:

@@ -5,7 +5,6 @@ Knows the options, what is printed and the exit code; distillation is in `foresc
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -58,6 +57,7 @@ class DistillOptions(ModelOptions):
         "M",
         "Time for labels (40 % of it at most) and training; the report comes after it.",
         30.0,
+        min=0.1,
     )
     steps: int | None = opt(
         TRAINING,
@@ -72,14 +72,8 @@ class DistillOptions(ModelOptions):
     quiet: bool = like(RunOptions, "quiet")
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.minutes) or self.minutes <= 0:
-            raise UsageError(f"--minutes {self.minutes}: a number above 0")
         if self.layers is not None and self.draft is not None:
             raise UsageError("--draft and --layers both say what to begin with: give one of them")
-        if "-" in self.data:
-            raise UsageError(
-                "labels are made from files, to which a repeated command can return; - is none"
-            )
 
     def work(self) -> WorkFolder:
         """The work folder, with what a repeated command must have too."""

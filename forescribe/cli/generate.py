@@ -15,6 +15,7 @@ import typer
 
 from forescribe.asr.errors import UsageError
 
+from .console import acceptance
 from .option_records import DECODING, DIAGNOSTICS, INPUT, MODEL, OUTPUT, arg, like, opt, takes
 from .options import JsonOptions, LoadOptions, RunOptions
 
@@ -118,12 +119,9 @@ class Run:
     def __str__(self) -> str:
         speed = self.tokens / self.wall_s
         line = f"{self.tokens} tokens in {self.wall_s:.2f} s, {speed:.1f} per second"
-        if self.stats.drafted:
-            line += (
-                f"; {self.stats.acceptance_rate:.1%} of drafts accepted, "
-                f"{self.stats.mean_acceptance_length:.2f} tokens per round"
-            )
-        return f"{line}; engine {self.engine}"
+        stats = self.stats
+        brought = acceptance(stats.drafted, stats.accepted, stats.row_rounds)
+        return "; ".join(filter(None, (line, brought, f"engine {self.engine}")))
 
 
 @takes(GenerateOptions)

@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import typer
 
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.decode.declared import AUTO
 from forescribe.asr.errors import UsageError, visible
 
 from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
@@ -45,15 +44,8 @@ if TYPE_CHECKING:
     from .console import Console
     from .live_session import LiveEngine
 
-STDIN = "-"
-
-DELAYS = ("minimal", "low", "medium", "high", "xhigh")
-"""Those of `asr.live.commit`, which takes too long to import here."""
-
-TURNS = ("pause", "sentence", "none")
-
-EMBEDDED = "embedded"
-"""The engine that finds the speakers of live lines, whichever that of the files is."""
+Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
+"""That of `asr.live.commit`, which takes too long to import here."""
 
 CHECK_S = 0.3
 """How long the beginning of a pipe is waited for: garbage is told before a model is loaded."""
@@ -105,13 +97,13 @@ class ListenOptions(SpeechOptions, SpeakerOptions):
     step: float = opt(
         DECODING, "SECONDS", "Decode after so much more speech.", 1.0, min=0.1, max=10
     )
-    delay: str = opt(
+    delay: Delay = opt(
         DECODING,
         "DELAY",
-        f"How certain a word is before it is released: {', '.join(DELAYS)}.",
+        f"How certain a word is before it is released: {', '.join(get_args(Delay))}.",
         "medium",
     )
-    turns: str = opt(
+    turns: Literal["pause", "sentence", "none"] = opt(
         DECODING,
         "METHOD",
         "What ends a line. pause: silence. sentence: silence, up to 4 s where words end no sentence. none: "
@@ -133,22 +125,18 @@ class ListenOptions(SpeechOptions, SpeakerOptions):
         _ = self.drafts
         _ = self.pace
         self._check_input()
-        if self.delay not in DELAYS:
-            raise UsageError(f"--delay {self.delay} is none of {', '.join(DELAYS)}")
-        if self.turns not in TURNS:
-            raise UsageError(f"--turns {self.turns} is none of {', '.join(TURNS)}")
-        if self.turns == "none" and not self.words and self.output_dir is None:
-            raise UsageError(
-                "--turns none writes a line at the end only: add --words, or -o for files"
-            )
         if self.output_dir == STDOUT:
             raise UsageError("-o -: stdout has the lines already; name a folder")
-        self._check_files()
+        if self.diarize and self.words and self.output_dir is None:
+            raise UsageError(
+                "--words writes words before their speakers are known: leave out --words or --diarize, or "
+                "add -o FOLDER for files with speakers"
+            )
         self.check_speakers()
         _ = self.decoding
 
     def _check_input(self) -> None:
-        if self.audio not in (None, STDIN):
+        if self.audio not in (None, "-"):
             raise UsageError(
                 f"listen takes - for stdin, or nothing for the microphone, not {self.audio}: play back a "
                 "recording with --replay FILE, or use `forescribe transcribe FILE`"
@@ -157,24 +145,6 @@ class ListenOptions(SpeechOptions, SpeakerOptions):
         given = [name for name, value in inputs.items() if value is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} are two inputs: choose one of them")
-        if self.replay is None and self.speed != "1":
-            raise UsageError("--speed is that of --replay")
-
-    def _check_files(self) -> None:
-        """What is for files only."""
-        if self.output_dir is not None:
-            return
-        if self.diarize and self.words:
-            raise UsageError(
-                "--words writes words before their speakers are known: leave out --words or --diarize, or "
-                "add -o FOLDER for files with speakers"
-            )
-        if self.keep_audio:
-            raise UsageError("--keep-audio is for the files of the session: add -o FOLDER")
-        if self.diarize and self.diarizer not in (AUTO, EMBEDDED):
-            raise UsageError(
-                f"--diarizer {self.diarizer} is for the files of the session: add -o FOLDER"
-            )
 
     @property
     def pace(self) -> float | None:
@@ -186,11 +156,6 @@ class ListenOptions(SpeechOptions, SpeakerOptions):
         if not 0 <= factor <= 1000:
             raise UsageError(f"--speed {self.speed} is neither max nor a number from 0 to 1000")
         return factor or None
-
-    @property
-    def source(self) -> str:
-        """What is listened to, in words."""
-        return "stdin" if self.audio else self.replay or "the microphone"
 
     @property
     def labels(self) -> bool:
@@ -215,15 +180,15 @@ class ListenOptions(SpeechOptions, SpeakerOptions):
         from forescribe.asr.decode.options import Guards
         from forescribe.asr.live.events import LiveOptions, TurnDetection
 
-        eagerness = "auto" if self.turns == "sentence" else None
+        eagerness: Literal["auto"] | None = "auto" if self.turns == "sentence" else None
         words = bool(self.word_timestamps) or self.diarize
         return LiveOptions(
             replace(self.decoding, words=words, guards=Guards()),
             step_s=self.step,
-            delay=self.delay,  # type: ignore[arg-type]  # checked above
+            delay=self.delay,
             turns=None
             if self.turns == "none"
-            else TurnDetection(silence_s=self.silence, eagerness=eagerness),  # type: ignore[arg-type]
+            else TurnDetection(silence_s=self.silence, eagerness=eagerness),
             speech=self.labels,
         )
 
@@ -236,13 +201,16 @@ def listen(**values: Any) -> None:
     of -o. A pipe holds samples (s16le) or a wav file, as of `ffmpeg -i URL -f s16le -ac 1 -ar 16000 -`."""
     options = ListenOptions(**values)
     if options.list_devices:
-        _list_devices()
+        from forescribe.asr.audio.arriving import input_devices
+
+        for line in input_devices():
+            typer.echo(visible(line))
         return
     from .console import Console
 
     console = Console(quiet=options.quiet)
     options = replace(options, language=codes_of(options.language, console.notice))
-    outputs = _outputs(options, console)
+    outputs = _outputs(options)
     arrival = _arrival(options)
     with Stop(ENDING) as stop:
         with stop.interruptible():
@@ -254,15 +222,18 @@ def listen(**values: Any) -> None:
             from .live_session import LiveSession
             from .live_text import LiveText
 
-            diarizer = _diarizer(options)
+            diarizer = None  # that of the files
+            if options.diarize and outputs is not None:
+                network = not options.local_files_only
+                diarizer = options.load_diarizer(options.device, network)
             engine = _engine(options, console, diarizer)
         lockstep = options.replay is not None and options.pace is None
         text = LiveText(console, words=options.words)
         with LiveRecord(audio=diarizer is not None or options.keep_audio) as record:
             files = outputs is not None
-            session = LiveSession(console, arrival, engine, record, text, stop, files=files)
+            session = LiveSession(console, arrival, engine, record, text, stop, files)
             with engine:
-                console.status(f"listening to {options.source}; Ctrl-C ends")
+                console.status("listening; Ctrl-C ends")
                 error = session.run(lockstep=lockstep)
             if error is not None and (isinstance(error, UsageError) or not record.sample_count):
                 raise error
@@ -285,16 +256,6 @@ def listen(**values: Any) -> None:
         raise typer.Exit(1)
 
 
-def _list_devices() -> None:
-    from forescribe.asr.audio.arriving import input_devices
-
-    devices = input_devices()
-    if not devices:
-        raise UsageError("there is no microphone; pipe audio in: `... | forescribe listen -`")
-    for line in devices:
-        typer.echo(visible(line))
-
-
 def _arrival(options: ListenOptions) -> Arrival:
     from forescribe.asr.audio.arriving import microphone, piped, replayed
 
@@ -310,17 +271,16 @@ def _arrival(options: ListenOptions) -> Arrival:
     return piped(cast(BufferedReader, sys.stdin.buffer))
 
 
-def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
+def _outputs(options: ListenOptions) -> Outputs | None:
     """Where files go, checked before anything is loaded; None for no files."""
-    if options.output_dir is None:
-        return None
     from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.storage.stores import Stores
 
-    stores = Stores()
-    outputs = Outputs.plan((), options.output_dir, options.formats, stores=stores)
-    if outputs.folder is None and options.keep_audio:
-        raise UsageError("--keep-audio needs a folder of this machine: name one with -o")
+    outputs = None
+    if options.output_dir is not None:
+        outputs = Outputs.plan((), options.output_dir, options.formats, stores=Stores())
+    if options.keep_audio and (outputs is None or outputs.folder is None):
+        raise UsageError("--keep-audio needs a folder of this machine: add -o FOLDER")
     return outputs
 
 
@@ -331,7 +291,7 @@ def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None)
     from .live_session import LiveEngine
 
     check_request(resolve(options.model, options.draft).target, options.language, options.task)
-    transcriber, speakers = options.load(console.advice), None
+    transcriber, speakers = options.load(console.notice), None
     if options.labels:
         from forescribe.diarize.engines.online import OnlineSpeakers
         from forescribe.diarize.engines.registry import load_online
@@ -340,13 +300,6 @@ def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None)
         online = load_online(diarizer, device=options.device)
         speakers = OnlineSpeakers(online, anonymous, options.known_people, options.bounds.most)
     return LiveEngine(transcriber, options.live(), speakers)
-
-
-def _diarizer(options: ListenOptions) -> Diarizer | None:
-    """That of the files."""
-    if not options.diarize or options.output_dir is None:
-        return None
-    return options.load_diarizer(options.device, network=not options.local_files_only)
 
 
 def _write(

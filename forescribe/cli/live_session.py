@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from forescribe.asr.audio.arriving import BLOCK_S
@@ -111,24 +112,19 @@ class LiveEngine:
             raise self._failure
 
 
+@dataclass
 class LiveSession:
     """The audio from its first sample to its last word. `files`: the text is kept in `record`."""
 
-    def __init__(
-        self,
-        console: Console,
-        arrival: Arrival,
-        engine: LiveEngine,
-        record: LiveRecord,
-        text: LiveText,
-        stop: Stop,
-        *,
-        files: bool,
-    ) -> None:
-        self.console, self.arrival, self.files = console, arrival, files
-        self.engine, self.record, self.text, self.stop = engine, record, text, stop
-        self._spans: dict[int, tuple[float, float]] = {}  # of items that are being completed
-        self._ended_s = 0.0  # where the last of them ends
+    console: Console
+    arrival: Arrival
+    engine: LiveEngine
+    record: LiveRecord
+    text: LiveText
+    stop: Stop
+    files: bool
+    _spans: dict[int, tuple[float, float]] = field(default_factory=dict)  # of items in completion
+    _ended_s: float = 0.0  # where the last of them ends
 
     def run(self, *, lockstep: bool) -> ForescribeError | None:
         """Feed all audio and show all text; the error that ended the audio, if one did. With `lockstep`

@@ -123,12 +123,10 @@ class LiveText:
             return
         committed, changing = one_line(event.committed), one_line(event.tail)
         between = " " if event.tail[:1].isspace() and committed else ""
-        late = f" ({event.lag_s:.0f} s late)" if event.lag_s > LATE_S else ""
-        width = self.console.rich.width - 1 - len(late)
-        whole = tail(committed + between + changing, width)
+        whole = tail(committed + between + changing, self.console.rich.width - 1)
         certain = max(0, len(whole) - len(changing))
         self.erase()
-        text = Text.assemble(whole[:certain], (whole[certain:], "dim"), (late, "yellow"))
+        text = Text.assemble(whole[:certain], (whole[certain:], "dim"))
         self.console.rich.print(text, end="", no_wrap=True, crop=False)
         self.console.rich.file.flush()
         self._drawn = True
@@ -138,12 +136,6 @@ class LiveText:
             return
         self._told_s = lag_s
         self.erase()
-        if (
-            self.words
-            and sys.stdout.isatty()
-            and any(line.written for line in self._lines.values())
-        ):
-            self.console.rich.print()  # the words stand in the same row
         self.console.notice(
             f"the text is {lag_s:.0f} s behind the sound: take a smaller model, a larger --step, or a faster "
             "device"

@@ -31,8 +31,6 @@ from .service import key, serve, worker
 from .speakers import speakers
 from .transcribe import transcribe
 
-SPIN_COUNT = "3000"
-
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
@@ -135,4 +133,4 @@ def limit_spinning() -> None:
     another process, whose cores the spinning threads occupy (24.8 s instead of 9.7, docs/performance.md).
     """
     if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+        os.environ["GOMP_SPINCOUNT"] = "3000"

@@ -322,7 +322,7 @@ class LoadOptions(ModelOptions, PerformanceOptions):
 class SpeechOptions(LoadOptions, DecodingOptions):
     """A speech model, and what it decodes."""
 
-    def load(self, tell: Callable[[str | None], None]) -> Transcriber:
+    def load(self, tell: Callable[[str], None]) -> Transcriber:
         """Load it; `tell` is told what would make it faster. Raises ModelError, DeviceError, UsageError."""
         from forescribe.asr.decode.transcriber import Transcriber
         from forescribe.speculative.native.library import advice
@@ -337,7 +337,9 @@ class SpeechOptions(LoadOptions, DecodingOptions):
             **self.load_arguments(),
         )
         kind = transcriber.whisper.device.kind
-        tell(advice(transcriber.context.forward, asked=self.engine, device=kind))
+        hint = advice(transcriber.context.forward, asked=self.engine, device=kind)
+        if hint is not None:
+            tell(hint)
         return transcriber
 
 

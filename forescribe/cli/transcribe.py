@@ -11,18 +11,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.errors import visible
+from forescribe.asr.errors import UsageError, visible
 
 from .console import file_names
 from .option_records import takes
 from .options import codes_of
-from .transcribe_options import TranscribeOptions
+from .transcribe_options import HERE, TranscribeOptions
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, BatchTranscriber
@@ -59,6 +60,7 @@ def transcribe(**values: Any) -> None:
         quiet=options.quiet or options.records,
         verbose=options.verbose,
         records=options.records,
+        stats=options.stats,
     )
     options = replace(options, language=codes_of(options.language, console.notice))
     stores = Stores()
@@ -91,7 +93,7 @@ def transcribe(**values: Any) -> None:
                 batch.fetch_ahead()
                 console.status("loading the model")
                 with stop.interruptible():
-                    transcriber = load_transcriber(options, len(batch.todo), console.advice)
+                    transcriber = load_transcriber(options, len(batch.todo), console.notice)
             # Not if the terminal gets the text itself.
             shown = outputs.where is not None or not sys.stdout.isatty()
             with console.progress(batch.todo, text=shown) as hook:
@@ -178,7 +180,7 @@ def _batch(
 def load_transcriber(
     options: TranscribeOptions,
     recordings: int,
-    tell: Callable[[str | None], None] = lambda advice: None,
+    tell: Callable[[str], None] = lambda advice: None,
 ) -> BatchTranscriber:
     """What transcribes so many recordings, here or on a machine of a cluster. Raises ModelError, DeviceError
     and UsageError."""
@@ -205,51 +207,54 @@ def readers_for(readers: int | None, *, recordings: int, on_cpu: bool, beside: i
 
 
 def _on_workers(options: TranscribeOptions, batch: Batch, console: Console) -> BatchTranscriber:
-    """The workers of a cluster, or of this machine, in place of a model. Raises UsageError for an address,
-    recordings or a number of workers that cannot be used; Ray is started or connected with the first
-    recording."""
-    from ..cluster.connection import check_address, require_ray
+    """The workers of a cluster, or of this machine, in place of a model. Raises UsageError for recordings or
+    a number of workers that cannot be used; Ray is started or connected with the first recording."""
     from ..cluster.workers import ClusterTranscriber, cards_for
 
-    address, cards = options.workers_at, None
-    assert address is not None
-    if options.cluster is None:
-        require_ray(f"--workers {options.workers}")
-        assert options.workers is not None
+    cards = None
+    if options.cluster is None and options.workers is not None:  # on this machine
         cards = cards_for(options.device, options.workers)
-    else:
-        check_address(address)
-        require_ray()
     recordings = [source for source in batch.todo if source.error is None]
     return ClusterTranscriber(
-        address,
+        options.cluster or HERE,
         work_order(options, recordings),
         recordings,
+        console.status,
         device=options.device,
         workers=options.workers,
         threads=options.threads,
         cards=cards,
-        status=console.status,
     )
 
 
 def work_order(options: TranscribeOptions, recordings: list[Source]) -> WorkOrder:
     """What every worker of a cluster is told. Raises UsageError for a recording that they cannot read."""
+    from forescribe.asr.batch.ledger import weights_hash
     from forescribe.asr.model.presets import resolve
+    from forescribe.speculative.models.hub import find
 
     from ..cluster.order import WorkOrder
 
+    paths = [source.path for source in recordings if source.location is None]
+    for path in paths:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UsageError(f"workers cannot read the pipe {path}; write it to a file first")
     there = replace(  # a folder is named from the root: workers have their own
         options, audio=[], model=_absolute(options.model), draft=_absolute(options.draft)
     )
-    return WorkOrder.of(
+    target = resolve(there.model, there.draft).target
+    weights = find(target) if recordings else None
+    return WorkOrder(
         partial(load_transcriber, there, 2),  # or more recordings, which is not known there
         options.timed,
-        recordings,
-        target=resolve(there.model, there.draft).target,
         batch=options.batch_size,
+        version=version("forescribe"),
+        target=target,
+        weights=None if weights is None else weights_hash(weights),
         network=not options.local_files_only,
         spool=options.spool,
+        folder=os.getcwd(),
+        probe=next((path for path in paths if os.path.exists(path)), None),
     )
 
 

@@ -37,18 +37,10 @@ HERE = "here"
 NOT_IN_RESULTS = frozenset(
     "audio recursive spool output_dir output_format overwrite dry_run fail_fast model draft "
     "gamma batch_size device threads readers engine draft_dtype cluster workers "
-    "report local_files_only verbose quiet records".split()
-) | {
+    "report local_files_only verbose quiet records stats "
     # The fingerprint holds these in the form of `SpeakerOptions.speaker_settings`.
-    "diarize",
-    "diarizer",
-    "num_speakers",
-    "min_speakers",
-    "max_speakers",
-    "known",
-    "channels",
-    *(name for name, flag in FLAGS.items() if not flag.changes),
-}
+    "diarize diarizer num_speakers min_speakers max_speakers known channels".split()
+) | {name for name, flag in FLAGS.items() if not flag.changes}
 """Options that change no word: every other option is part of a result's fingerprint. A draft model or
 its length changes no word in float32; in half precision it may flip a near-tie, which is no reason to
 transcribe a folder again."""
@@ -109,6 +101,9 @@ class TranscribeOptions(RunOptions, SpeakerOptions, SpeechOptions):
     # Diagnostics
     dry_run: bool = opt(
         DIAGNOSTICS, "", "List recordings and their results without transcribing.", False
+    )
+    stats: bool = opt(
+        DIAGNOSTICS, "", "Say in the last line what drafts brought, and what computed.", False
     )
     fail_fast: bool = opt(DIAGNOSTICS, "", "Stop at the first failure.", False)
     verbose: bool = opt(DIAGNOSTICS, "-v", "Print segments as they are decoded.", False)

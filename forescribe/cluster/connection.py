@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -37,15 +36,6 @@ NAMESPACE = "forescribe"
 QUIET = {"log_to_driver": False, "configure_logging": False, "namespace": NAMESPACE}
 
 
-def require_ray(option: str = "--cluster") -> Any:
-    """The module `ray`. Raises UsageError where it is missing."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{option} needs Ray: {how_to_install('cluster')}") from error
-    return ray
-
-
 @contextmanager
 def connected(
     address: str,
@@ -56,12 +46,16 @@ def connected(
     """Connect to a cluster; yields the module `ray`. Ends a cluster that it has started. With `cards` it
     starts one on this machine, which has so many GPUs, whatever `address` says.
 
-    Raises UsageError for an address that cannot be used, CapacityError where a cluster cannot be reached or
-    started.
+    Raises UsageError where Ray is missing and for an address that cannot be used, CapacityError where a
+    cluster cannot be reached or started.
     """
     if cards is None:
         check_address(address)
-    ray = require_ray()
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        option = "--cluster" if cards is None else "--workers"
+        raise UsageError(f"{option} needs Ray: {how_to_install('cluster')}") from error
     logging.getLogger("ray").setLevel(logging.ERROR)
     with _stdout_kept():
         with _signals_kept():
@@ -100,7 +94,7 @@ def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
         ray.init(address=known or AUTO, **options)
     except Exception as error:
         if known or not isinstance(error, ConnectionError):
-            raise _away(_first_line(error), known or AUTO) from error
+            raise _away(first_line(error), known or AUTO) from error
         _start(ray, status)
 
 
@@ -144,12 +138,12 @@ def _start(ray: Any, status: Callable[[str], None], cards: int | None = None) ->
                 ray.shutdown()
             if attempt == STARTS:
                 raise CapacityError(
-                    f"Ray did not start on this machine in {STARTS} attempts ({_first_line(error)}); its "
+                    f"Ray did not start on this machine in {STARTS} attempts ({first_line(error)}); its "
                     "logs are in /tmp/ray/session_latest/logs. Try again when the machine is less busy, or "
                     "compile its modules first: python -m compileall -q "
                     f"{os.path.dirname(ray.__file__)}"
                 ) from error
-            status(f"Ray did not start ({_first_line(error)}): attempt {attempt + 1} of {STARTS}")
+            status(f"Ray did not start ({first_line(error)}): attempt {attempt + 1} of {STARTS}")
 
 
 @contextmanager
@@ -165,9 +159,6 @@ def _stdout_kept() -> Iterator[None]:
 @contextmanager
 def _signals_kept() -> Iterator[None]:
     """Keep the handlers of signals: Ray replaces that of SIGTERM, and the command's ends a run cleanly."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -184,6 +175,7 @@ def _host(address: str) -> str:
     return host.strip("[]") if whole else ""
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says first; its type where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from forescribe.asr.batch.ledger import weights_hash
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.asr.model.presets import locate
-from forescribe.asr.storage.locations import Source
 from forescribe.speculative.models.hub import find
 
 if TYPE_CHECKING:
@@ -48,37 +47,6 @@ class WorkOrder:
     folder: str | None = None
     probe: str | None = None
     threads: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        load: Callable[[], BatchTranscriber],
-        options: Options,
-        recordings: Sequence[Source],
-        *,
-        target: str | Path,
-        batch: int,
-        network: bool,
-        spool: str | None,
-    ) -> WorkOrder:
-        """The order for these recordings. Raises UsageError for one that other machines cannot read."""
-        paths = [source.path for source in recordings if source.location is None]
-        for path in paths:
-            if os.path.exists(path) and not os.path.isfile(path):
-                raise UsageError(f"workers cannot read the pipe {path}; write it to a file first")
-        folder = find(target) if recordings else None
-        return cls(
-            load,
-            options,
-            batch=batch,
-            version=installed("forescribe"),
-            target=target,
-            weights=None if folder is None else weights_hash(folder),
-            network=network,
-            spool=spool,
-            folder=os.getcwd(),
-            probe=next((path for path in paths if os.path.exists(path)), None),
-        )
 
     def check_machine(self) -> None:
         """Check that this machine gives the command's results. Raises UsageError, ModelError."""

@@ -40,7 +40,7 @@ from forescribe.asr.storage.stores import Stores
 from forescribe.speculative.errors import BrokenError, SpeculativeError
 from forescribe.speculative.requests import Stats
 
-from .connection import connected
+from .connection import connected, first_line
 from .order import WorkOrder
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class Worker:
                 if self.transcriber.batch != self.size:
                     self.transcriber.set_batch(self.size)
                 for outcome in self.transcriber.transcribe(self._pulled(), self.order.options):
-                    if (cause := memory_error(outcome)) is not None:
+                    cause = outcome.error and outcome.error.__cause__
+                    if cause is not None and out_of_memory(cause):
                         raise cause  # the batch is too large, not this recording
                     with self._changed:
                         item = self._begun.pop(id(outcome.source))
@@ -268,11 +269,6 @@ class Slot:
         own = {} if self.kind == "CPU" else {"resources": {self.kind: 1}}
         return {"num_cpus": self.cpus, **own}
 
-    def __str__(self) -> str:
-        each = f"{self.cpus} core{'s' * (self.cpus > 1)}"
-        each = each if self.kind == "CPU" else f"1 {self.kind} and {each}"
-        return f"{self.workers} worker{'s' * (self.workers > 1)}, each with {each}"
-
 
 def cards_for(device: str, workers: int) -> int:
     """The GPUs of this machine, 0 where `device` is another; for workers on it. Raises UsageError where there
@@ -281,12 +277,10 @@ def cards_for(device: str, workers: int) -> int:
 
     kind = choose(device).kind
     found = len(os.sched_getaffinity(0)) if kind == "cpu" else device_count(kind)
-    what = {"cuda": "GPU", "hpu": "Gaudi card", "cpu": "core"}.get(kind, f"{kind} device")
     if workers > found:
-        alone = "; without --workers one process uses them all" if kind == "cpu" else ""
+        what = "cores" if kind == "cpu" else f"devices of the kind {kind}"
         raise UsageError(
-            f"--workers {workers}: this machine has {found} {what}{'s' * (found != 1)}, and each worker "
-            f"needs one; use {found} or fewer{alone}"
+            f"--workers {workers}: each worker needs one of this machine's {what}, which are {found}"
         )
     return found if kind == "cuda" else 0
 
@@ -362,32 +356,31 @@ def _attempt(
             yield answer
 
 
+@dataclass(frozen=True)
 class ClusterTranscriber:
     """What a run on a cluster has in place of a model: see `asr.batch.batch.BatchTranscriber`."""
 
-    def __init__(
-        self,
-        address: str,
-        order: WorkOrder,
-        recordings: Iterable[Source],
-        *,
-        device: str = "auto",
-        workers: int | None = None,
-        threads: int = 0,
-        cards: int | None = None,
-        status: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.cards = cards  # of this machine, where the workers are to be
-        self.address, self.order, self.batch = address, order, order.batch
-        self.recordings = {source.path: source for source in recordings}
-        self.device, self.workers, self.threads, self.status = device, workers, threads, status
+    address: str
+    order: WorkOrder
+    recordings: Sequence[Source]
+    status: Callable[[str], None]
+    device: str = "auto"
+    workers: int | None = None
+    threads: int = 0
+    cards: int | None = None  # of this machine, where the workers are to be
+
+    @property
+    def batch(self) -> int:
+        """Windows that a worker decodes at a time."""
+        return self.order.batch
 
     def transcribe(
         self, sources: Iterable[str], options: Options | None = None, hook: Hook | None = None
     ) -> Iterator[Outcome]:
         """Yield outcomes as recordings end. Raises what no worker can serve, and CapacityError where none
         can be started."""
-        given = [self.recordings[path] for path in sources]
+        recordings = {source.path: source for source in self.recordings}
+        given = [recordings[path] for path in sources]
         with connected(self.address, status=self.status, cards=self.cards) as ray:
             nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
             slot = Slot.planned(
@@ -397,7 +390,6 @@ class ClusterTranscriber:
                 workers=self.workers,
                 threads=self.threads,
             )
-            self.status(str(slot))
             order = replace(self.order, threads=slot.cpus if slot.kind == "CPU" else 0)
             for answer in self._answers(ray, order, given, slot):
                 if hook is not None and answer.transcript is not None:
@@ -493,16 +485,9 @@ def _awaited(ray: Any, call: Any) -> Outcome | Exception | None:
 
 def _ended(error: Exception) -> CapacityError:
     """Ray's last line is advice about its own settings, or about memory, whatever has happened."""
-    reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
     return CapacityError(
-        f"the run on the cluster has ended ({reason}): the same command goes on where it stopped"
+        f"the run on the cluster has ended ({first_line(error)}): the same command goes on where it stopped"
     )
-
-
-def memory_error(outcome: Outcome) -> BaseException | None:
-    """What ran out of memory, if that ended a recording."""
-    cause = outcome.error and outcome.error.__cause__
-    return cause if cause is not None and out_of_memory(cause) else None
 
 
 def portable(error: Exception) -> Any:

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +56,10 @@ class WorkFolder:
     def path(self) -> Path:
         return self.output / NAME
 
-    @property
-    def begun(self) -> bool:
-        return (self.path / "settings.json").exists()
-
     def check(self) -> None:
         """Raises UsageError for an output folder that holds something else; changes nothing."""
-        if self.output.exists() and not self.output.is_dir():
-            raise UsageError(f"-o {self.output}: there is a file of that name")
-        holds = self.output.exists() and any(e.name != NAME for e in self.output.iterdir())
-        if holds and not self.overwrite and not self.begun:
+        holds = self.output.is_dir() and any(e.name != NAME for e in self.output.iterdir())
+        if holds and not self.overwrite and self.read("settings") is None:
             raise UsageError(
                 f"-o {self.output}: the folder is not empty; --overwrite replaces what is in it, or name "
                 "another one"
@@ -89,8 +82,8 @@ class WorkFolder:
             yield
 
     def _begin(self) -> None:
-        if self.begun and not self.overwrite:
-            before = self.read("settings")
+        before = self.read("settings")
+        if before is not None and not self.overwrite:
             for name, value in self.settings.items():
                 if before.get(name) != value:
                     raise UsageError(
@@ -136,7 +129,7 @@ class Distillation:
     def run(self) -> dict[str, Any] | None:
         """Raises UsageError for too little data, OutputError where the disk refuses."""
         pair, work, output = self.pair, self.work, self.work.output
-        depth = len(pair.layers)
+        depth = pair.target.config.decoder_layers
         if self.start is not None:  # before anything is labelled
             pair.open(self.start)
         elif self.layers is None or not 0 < self.layers < depth:
@@ -225,10 +218,6 @@ class Distillation:
         progress: Progress,
         skipped: Sequence[Skipped],
     ) -> dict[str, Any]:
-        evaluations = [
-            {name: round(value, 4) for name, value in asdict(each).items()}
-            for each in progress.evaluations
-        ]
         return {
             "settings": dict(self.work.settings),
             "finished": progress.finished,
@@ -238,10 +227,9 @@ class Distillation:
                 "training": round(progress.seconds, 1),
             },
             "steps": progress.step,
-            "chosen": evaluations[progress.evaluations.index(progress.chosen)],
-            "evaluations": evaluations,
-            "skipped": [{"name": s.name, "reason": s.reason} for s in skipped],
-            "versions": {name: version(name) for name in ("forescribe", "torch", "transformers")},
+            "chosen": asdict(progress.chosen),
+            "evaluations": [asdict(each) for each in progress.evaluations],
+            "skipped": [asdict(each) for each in skipped],
         }
 
     def _replace(self, draft: Any) -> None:

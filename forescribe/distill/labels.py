@@ -67,6 +67,14 @@ class SparseDistribution:
         best = logits.float().log_softmax(-1).topk(min(listed, logits.shape[-1]), dim=-1)
         return cls(best.indices, best.values.clamp(min=LOWEST_LOG))
 
+    @classmethod
+    def joined(cls, rows: Sequence[LabelRow]) -> SparseDistribution:
+        """Those of rows, one after another."""
+        return cls(
+            torch.cat([row.wanted.ids for row in rows]),
+            torch.cat([row.wanted.logs for row in rows]),
+        )
+
     def split(self, lengths: list[int]) -> Iterator[SparseDistribution]:
         """One after another, so many positions each."""
         return map(SparseDistribution, self.ids.split(lengths), self.logs.split(lengths))
@@ -78,9 +86,6 @@ class SparseDistribution:
     def choice(self) -> Tensor:
         """The most probable tokens [N]."""
         return self.ids[:, 0]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +105,11 @@ class LabelRow:
         return len(self.tokens) - self.begin
 
 
+@dataclass(frozen=True)
 class LabelStore:
     """The labels of a folder, which is created."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def has(self, recording: str) -> bool:
         """Whether it was labelled, by this run or one before."""
@@ -114,13 +119,16 @@ class LabelStore:
         """Keep the rows of a recording; none where it has no speech. Raises OutputError."""
         tensors: dict[str, Tensor] = {}
         if rows:
-            states = [row.states() for row in rows]
-            tensors["tokens"] = torch.tensor([t for row in rows for t in row.tokens]).int()
-            tensors["ids"] = torch.cat([row.wanted.ids for row in rows]).int()
-            tensors["logs"] = torch.cat([row.wanted.logs for row in rows]).half()
-            tensors["target_states"] = torch.stack([target for target, _ in states]).half()
-            if any(target is not draft for target, draft in states):
-                tensors["draft_states"] = torch.stack([draft for _, draft in states]).half()
+            wanted = SparseDistribution.joined(rows)
+            targets, drafts = zip(*(row.states() for row in rows), strict=True)
+            tensors = {
+                "tokens": torch.tensor([t for row in rows for t in row.tokens]).int(),
+                "ids": wanted.ids.int(),
+                "logs": wanted.logs.half(),
+                "target_states": torch.stack(targets).half(),
+            }
+            if any(target is not draft for target, draft in zip(targets, drafts, strict=True)):
+                tensors["draft_states"] = torch.stack(drafts).half()
         about = [[row.source, len(row.tokens), row.begin] for row in rows]
         advice = "make room, or name another folder, and run the command again"
         with output_errors(str(self.folder), advice):
@@ -128,15 +136,9 @@ class LabelStore:
             put(self._path(recording), save(tensors, metadata={"rows": json.dumps(about)}))
 
     def rows(self) -> list[LabelRow]:
-        """All rows, in an order that does not depend on when they were made. Raises UsageError for a
-        damaged file."""
-        found: list[LabelRow] = []
-        for path in sorted(self.folder.glob("*.safetensors")):
-            try:
-                found += _read(path)
-            except Exception as error:  # safetensors has an exception of its own for every fault
-                raise UsageError(f"{path} is damaged ({error}): delete it") from error
-        return found
+        """All rows, in an order that does not depend on when they were made."""
+        paths = sorted(self.folder.glob("*.safetensors"))
+        return [row for path in paths for row in _read(path)]
 
     def _path(self, recording: str) -> Path:
         name = hashlib.sha256(recording.encode(errors="replace")).hexdigest()[:20]
@@ -200,15 +202,11 @@ class LabelBatch:
 
     @classmethod
     def of(cls, rows: Sequence[LabelRow]) -> LabelBatch:
-        wanted = SparseDistribution(
-            torch.cat([row.wanted.ids for row in rows]),
-            torch.cat([row.wanted.logs for row in rows]),
-        )
         return cls(
             pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True),
             torch.cat([torch.full((row.answered,), i) for i, row in enumerate(rows)]),
             torch.cat([torch.arange(row.begin - 1, len(row.tokens) - 1) for row in rows]),
-            wanted,
+            SparseDistribution.joined(rows),
             torch.stack([row.states()[1] for row in rows]),
         )
 
@@ -218,23 +216,20 @@ class LabelBatch:
         return LabelBatch(tokens, row, place, self.wanted.to(device), self.states.to(device))
 
 
+@dataclass
 class BatchSource:
     """Draws batches of about `budget` tokens, padding included, at most `most` rows. `text_ids` are the
     tokens that may be replaced, and replace others."""
 
-    def __init__(
-        self,
-        rows: Sequence[LabelRow],
-        *,
-        seed: int,
-        budget: int,
-        most: int,
-        text_ids: int,
-        misled: float = MISLED,
-    ) -> None:
-        self.rows = sorted(rows, key=lambda row: len(row.tokens))
-        self.seed, self.budget, self.most = seed, budget, most
-        self.text_ids, self.misled = text_ids, misled
+    rows: Sequence[LabelRow]
+    seed: int
+    budget: int
+    most: int
+    text_ids: int
+    misled: float = MISLED
+
+    def __post_init__(self) -> None:
+        self.rows = sorted(self.rows, key=lambda row: len(row.tokens))
 
     def draw(self, step: int) -> LabelBatch:
         """The batch of a step."""

@@ -13,16 +13,14 @@ A draft of the target's own layers has those that lie evenly from the first to t
 from __future__ import annotations
 
 import copy
-import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.decode.options import Options
@@ -49,19 +47,10 @@ from .labels import LabelBatch, LabelRow, LabelStore, SparseDistribution
 TOGETHER = 4
 """Windows whose distributions are computed at a time."""
 
-_LAYER = re.compile(r"^(.*\blayers\.)(\d+)(\..*)$")
-
 COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "normalizer.json",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
+    "tokenizer.json tokenizer_config.json vocab.json merges.txt normalizer.json added_tokens.json "
+    "special_tokens_map.json preprocessor_config.json processor_config.json"
+).split()
 """Files of the target that a draft has too, so that both read the same tokens."""
 
 Hook = Callable[[str, float, float | None, str], None]
@@ -87,11 +76,6 @@ class Pair:
     def target(self) -> Any:
         return self.whisper.target
 
-    @property
-    def layers(self) -> Any:
-        """The target's decoder layers, a ModuleList."""
-        return self.target.model.decoder.layers
-
     def open(self, folder: Path) -> Any:
         """A draft to train, in float32. Raises UsageError, ModelError or LoadError."""
         draft = self._loaded(folder)
@@ -107,7 +91,7 @@ class Pair:
 
     def pruned(self, layers: int) -> tuple[Any, list[int]]:
         """A draft to train that has this many of the target's layers, and which."""
-        kept = kept_layers(len(self.layers), layers)
+        kept = kept_layers(self.target.config.decoder_layers, layers)
         return _frozen(pruned_whisper(self.target, kept)), kept
 
     def logits(self, draft: Any, batch: LabelBatch) -> Tensor:
@@ -209,18 +193,14 @@ def pruned_whisper(model: Any, layers: Iterable[int]) -> Any:
     """A `WhisperForCausalLM` with these decoder layers of a Whisper, in float32, everything else copied."""
     from transformers import WhisperForCausalLM
 
-    numbers = {old: new for new, old in enumerate(layers)}
+    decoder = model.model.decoder
+    kept = nn.ModuleList([decoder.layers[number] for number in layers])
     config = copy.deepcopy(model.config)
-    config.decoder_layers = len(numbers)
-    weights: dict[str, Tensor] = {}
-    for name, value in model.model.decoder.state_dict().items():
-        match = _LAYER.match(name)
-        if match is None:
-            weights[name] = value.float()
-        elif int(match[2]) in numbers:
-            weights[f"{match[1]}{numbers[int(match[2])]}{match[3]}"] = value.float()
+    config.decoder_layers = len(kept)
     made = WhisperForCausalLM(config).float()
-    made.model.decoder.load_state_dict(weights)
+    rest = {name: v for name, v in decoder.state_dict().items() if not name.startswith("layers.")}
+    made.model.decoder.load_state_dict(rest, strict=False)
+    made.model.decoder.layers.load_state_dict(kept.state_dict())
     made.tie_weights()
     return made
 
@@ -259,7 +239,6 @@ def label_recordings(
     hook("labels", done, whole, "")
     if not missing or until():
         return skipped
-    began = time.monotonic()
 
     def note(progress: Progress) -> None:
         text = f"{progress.done_s:.0f} s of {visible(str(progress.source))}"
@@ -273,7 +252,7 @@ def label_recordings(
         else:
             store.add(outcome.name, labelled(Pair.of(transcriber.whisper), outcome))
         done += 1
-        hook("labels", done, whole, f"{time.monotonic() - began:.0f} s")
+        hook("labels", done, whole, "")
         if until() or stop.requested:
             break
     close = getattr(outcomes, "close", None)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,7 +30,6 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError, output_errors
 from forescribe.asr.formats.files import put
 from forescribe.speculative.device import bfloat16_units
-from forescribe.speculative.errors import load_cause
 
 from .labels import LOWEST_LOG, BatchSource, LabelBatch, LabelRow, SparseDistribution
 from .report import GAMMA, Evaluation, Trace, agreement, tokens_per_round
@@ -87,11 +86,9 @@ class DraftTraining:
         seed: int = 0,
         seconds: float = math.inf,
         steps: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pair, self.draft, self.held_out = pair, draft.to(pair.device.torch), held_out
-        self.checkpoint, self.clock = checkpoint, clock
-        self.seconds, self.steps = seconds, steps
+        self.checkpoint, self.seconds, self.steps = checkpoint, seconds, steps
         text_ids = pair.whisper.tokens.end
         self.source = BatchSource(
             rows, seed=seed, budget=STEP_TOKENS, most=STEP_ROWS, text_ids=text_ids
@@ -116,7 +113,7 @@ class DraftTraining:
         if not state.evaluations:
             self._evaluate()
             self.save()
-        begun = saved = self.clock()
+        begun = saved = time.monotonic()
         begun -= state.seconds
         while not stop.requested:
             if self.share >= 1:
@@ -124,7 +121,7 @@ class DraftTraining:
                 break
             loss = self._step()
             state.step += 1
-            state.seconds = self.clock() - begun
+            state.seconds = time.monotonic() - begun
             latest = state.evaluations[-1]
             figures = f"agreement {latest.agreement:.3f}, {latest.tokens:.2f} tokens per round"
             note = f"loss {loss:.3f}, held out: {figures}"
@@ -132,9 +129,9 @@ class DraftTraining:
             due = self.share * EVALUATIONS >= len(state.evaluations)
             if due:
                 self._evaluate()
-            if due or self.clock() - saved > SAVE_EVERY_S:
+            if due or time.monotonic() - saved > SAVE_EVERY_S:
                 self.save()
-                saved = self.clock()
+                saved = time.monotonic()
         if state.evaluations[-1].step != state.step:
             self._evaluate()
         self.save()
@@ -154,17 +151,13 @@ class DraftTraining:
             put(self.checkpoint, buffer.getvalue())
 
     def _load(self) -> None:
-        try:
-            found = torch.load(self.checkpoint, weights_only=True, map_location="cpu")
-            if other := found["weights"].keys() ^ self._weights().keys():
-                raise ValueError(f"it has or lacks {sorted(other)[0]}")
-            self.draft.load_state_dict(found["weights"], strict=False)
-            self.optimizers.load(found["optimizers"])
-        except Exception as error:  # torch raises exceptions of several libraries for damaged files
+        found = torch.load(self.checkpoint, weights_only=True, map_location="cpu")
+        if found["weights"].keys() != self._weights().keys():
             raise UsageError(
-                f"{self.checkpoint} is no checkpoint of this draft ({load_cause(error)}): --overwrite "
-                "begins anew"
-            ) from error
+                f"{self.checkpoint} is no checkpoint of this draft: --overwrite begins anew"
+            )
+        self.draft.load_state_dict(found["weights"], strict=False)
+        self.optimizers.load(found["optimizers"])
         evaluations = [Evaluation(**each) for each in found["state"].pop("evaluations")]
         self.state = Progress(**found["state"], evaluations=evaluations)
 

@@ -114,6 +114,19 @@ def test_the_last_line_names_speakers_and_silence() -> None:
     assert told(chinese).endswith(": 4 characters")
 
 
+def test_drafts_and_engines_are_told_on_request(capsys) -> None:
+    one = done().transcript
+    assert one is not None
+    figures = {"drafted": 10, "accepted": 5, "rounds": 10, "drafting": "drafts of 4"}
+    made = console(stats=True)
+    for engine in ("native", "lean"):  # two workers of a cluster
+        tell(made, ended("a", replace(one, stats=figures, settings={"engine": engine})))
+    made.summary()
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "50.0% of drafts accepted, 1.50 tokens per round; auto: drafts of 4; engine lean, native"
+    )
+
+
 def test_quiet_says_nothing_but_errors(capsys) -> None:
     made = console(quiet=True)
     made.status("loading")

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from forescribe.api.access.keys import Keyring, Rights, digest
 from forescribe.api.settings import load
-from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 
 
@@ -40,12 +39,11 @@ def test_a_key_with_rights() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-requests", "0"], "max_requests"),
-        (["--scope", "all"], "scopes"),
-        (["--expires", "tomorrow"], "2027-01-31"),
+        (["--max-requests", "0"], "--max-requests"),
+        (["--scope", "all"], "--scope"),
+        (["--expires", "tomorrow"], "--expires"),
     ],
 )
 def test_a_right_that_is_none_is_named_and_no_key_is_printed(arguments, said) -> None:
     made = run("team", *arguments)
-    assert isinstance(made.exception, UsageError) and said in made.exception.message
-    assert made.stdout == ""
+    assert made.exit_code == 2 and said in made.stderr and made.stdout == ""

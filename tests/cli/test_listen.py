@@ -335,11 +335,9 @@ def test_what_is_no_audio_is_told_before_a_model_is_loaded(run, monkeypatch, std
     [
         (["talk.mp3"], "--replay FILE"),
         (["-", "--replay", "a.wav"], "two inputs"),
-        (["-", "--speed", "2"], "--replay"),
         (["--replay", "a.wav", "--speed", "fast"], "neither max nor a number"),
-        (["-", "--delay", "short"], "minimal, low"),
-        (["-", "--turns", "never"], "pause, sentence, none"),
-        (["-", "--turns", "none"], "--words"),
+        (["-", "--delay", "short"], "'minimal', 'low'"),
+        (["-", "--turns", "never"], "'pause', 'sentence', 'none'"),
         (["-", "-o", "-"], "name a folder"),
         (["-", "--diarize", "--words"], "-o FOLDER"),
         (["-", "--keep-audio"], "-o FOLDER"),
@@ -395,7 +393,7 @@ def test_text_that_comes_later_and_later_is_told() -> None:
     for lag_s in (0.5, 4.0, 6.0, 7.0, 13.0):
         text.show(Hypothesis(1, "one", " two", 2.0, 1, lag_s))
     told = re.findall(r"the text is (\d+) s behind", drawn.getvalue())
-    assert told == ["6", "13"] and "(13 s late)" in shown(drawn)
+    assert told == ["6", "13"]
 
 
 # With a model

@@ -42,12 +42,11 @@ def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
 
 @pytest.mark.parametrize("record", [ServeOptions, WorkerOptions])
 def test_options_of_the_service_are_settings_with_their_defaults(record) -> None:
-    other = {"database": "database_url", "blobs": "blobs_url", "concurrency": "job_concurrency"}
     no_settings = {"settings", "until_idle"}
     if record is WorkerOptions:
         no_settings |= {"port"}  # a worker listens only where it is asked to
     for field in (f for f in fields(record) if f.name not in no_settings):
-        setting = Settings.model_fields[other.get(field.name, field.name)]
+        setting = Settings.model_fields[field.name]
         shown = field.metadata["cli"].shown
         assert field.default is None, field.name
         assert setting.default is None or shown in (None, str(setting.default)), field.name

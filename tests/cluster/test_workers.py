@@ -6,11 +6,13 @@ import asyncio
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from forescribe.asr.decode.options import Options
 from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, UsageError
 from forescribe.asr.storage.locations import Source
 from forescribe.cluster import workers
@@ -29,9 +31,15 @@ def calls(tmp_path: Path) -> list[Source]:
 
 
 def order(typist: CopyTypist, tmp_path: Path) -> WorkOrder:
-    given = {"target": "tiny.en", "batch": 4, "network": False, "spool": str(tmp_path / "spool")}
-    made = WorkOrder.of(lambda: typist, None, [], **given)  # type: ignore[arg-type]
-    return replace(made, folder=None)
+    return WorkOrder(
+        lambda: typist,
+        Options(),
+        batch=4,
+        version=version("forescribe"),
+        target="tiny.en",
+        network=False,
+        spool=str(tmp_path / "spool"),
+    )
 
 
 def transcribed(worker: Worker, sources: list[Source]) -> list[Outcome]:
@@ -204,8 +212,10 @@ def test_workers_of_one_machine_have_a_card_each(monkeypatch, kind, count, worke
     monkeypatch.setattr(device, "device_count", lambda name: count)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
     assert cards_for("auto", workers) == found
-    what = {"cuda": "8 GPUs", "hpu": "8 Gaudi cards", "cpu": "4 cores"}[kind]
-    with pytest.raises(UsageError, match=f"--workers 9: this machine has {what}"):
+    what = {"cuda": "cuda, which are 8", "hpu": "hpu, which are 8", "cpu": "cores, which are 4"}[
+        kind
+    ]
+    with pytest.raises(UsageError, match=f"--workers 9: each worker needs one .*{what}"):
         cards_for(kind, 9)
 
 

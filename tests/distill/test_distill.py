@@ -210,10 +210,9 @@ def test_one_seed_gives_one_draft_also_when_it_is_interrupted_on_the_way(
 def test_a_checkpoint_of_another_draft_is_refused(
     transcriber: Transcriber, labels: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "checkpoint.pt").write_bytes(b"damaged")
-    with pytest.raises(UsageError, match=r"no checkpoint of this draft.*--overwrite") as refused:
+    torch.save({"weights": {"other": torch.zeros(1)}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(UsageError, match=r"no checkpoint of this draft.*--overwrite"):
         trained(transcriber, labels, tmp_path)
-    assert "weights_only" not in str(refused.value)
 
 
 def work_folder(out: Path, seed: int, *, overwrite: bool = False) -> WorkFolder:
@@ -238,7 +237,6 @@ def test_other_settings_do_not_go_on_with_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--minutes", "0"], "above 0"),
         (["--layers", "2", "--draft", "tiny.en-draft"], "give one"),
         (["--layers", "9"], "from 1 to 3"),
         (["--model", "tiny", "--local-files-only"], "no draft to begin with"),
