@@ -21,7 +21,7 @@ import module_map
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "development" / "sizes.json"
-MOST = {"product, lines": 62_000}
+MOST = {"product, lines": 55_000}
 """What may not be passed: who adds a capability removes something."""
 
 
