@@ -34,7 +34,8 @@ from .audio.inputs import Input
 from .decode.transcriber import Decoded, Options, Outcome, Transcriber
 from .errors import visible
 from .formats.transcript_parts import seconds
-from .model.speech_model import EncoderStates, SpeechModel
+from .model.speech_model import SpeechModel
+from .model.states import EncoderStates
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from forescribe.asr.decode import driver
 from forescribe.asr.decode.context import DecodingContext
 from forescribe.asr.decode.word_timer import WordTimer
 from forescribe.asr.live.stream import LiveStream
-from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.states import EncoderStates
 from forescribe.asr.model.whisper import Whisper, attending
 from forescribe.asr.segment import vad
 from forescribe.speculative.requests import Request, Result

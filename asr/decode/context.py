@@ -28,7 +28,8 @@ from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Finish, Request, Result, Stats
 
-from ..model.speech_model import DraftStates, EncoderStates, Features, SpeechModel
+from ..model.speech_model import SpeechModel
+from ..model.states import DraftStates, EncoderStates, Features
 from ..model.vocabulary import alphabetic
 from ..model.whisper import POSITIONS_PER_S, Whisper, attending, end_of
 from ..segment.vad import Detector, SileroDetector

@@ -19,7 +19,8 @@ from forescribe.speculative.requests import Finish, Request, Result
 
 from ..formats.transcript_parts import SAMPLE_RATE, State
 from ..model.languages import SPACELESS
-from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
+from ..model.speech_model import SpeechModel, SpeechTokens
+from ..model.states import EncoderStates
 from ..model.whisper import attending
 from ..segment.windows import Run, Window, total, within
 from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words

@@ -29,7 +29,8 @@ from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
 from ..formats.transcript_parts import Segment, seconds
-from ..model.speech_model import EncoderStates, SpeechModel
+from ..model.speech_model import SpeechModel
+from ..model.states import EncoderStates
 from ..model.whisper import attending
 from ..segment.windows import Window, total
 from ..words.assembly import pauses

@@ -16,7 +16,8 @@ from forescribe.speculative.requests import Request
 from ..errors import UsageError
 from ..formats.transcript_parts import seconds
 from ..model.languages import Spoken
-from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
+from ..model.speech_model import SpeechModel, SpeechTokens
+from ..model.states import EncoderStates
 from ..model.whisper import attending
 from ..segment.windows import Window
 from ..words.redaction import Redactor

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..errors import ForescribeError
     from ..formats.transcript import Transcript
     from ..formats.transcript_parts import Segment, State
-    from ..model.speech_model import EncoderStates
+    from ..model.states import EncoderStates
     from ..segment.windows import Run, Samples
     from ..storage.locations import Entry
     from ..words.edits import Change

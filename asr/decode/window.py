@@ -17,7 +17,7 @@ from .results import Decoded
 
 if TYPE_CHECKING:
     from ..audio.reading import Recording
-    from ..model.speech_model import EncoderStates
+    from ..model.states import EncoderStates
     from ..words.assembly import Pause
 
 MOST_TOKENS_PER_S = 8.0

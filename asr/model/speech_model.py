@@ -1,17 +1,13 @@
-"""A model that writes down speech, in either of its two forms, and the states that both give for a window."""
+"""A model that writes down speech, in either of its two forms."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from .states import DraftStates, EncoderStates, Features
-
 if TYPE_CHECKING:
     from .speech_llm import PromptTokens, SpeechLLM
     from .tokens import SpecialTokens
     from .whisper import Whisper
-
-__all__ = ["DraftStates", "EncoderStates", "Features", "SpeechModel", "SpeechTokens"]
 
 SpeechModel: TypeAlias = "Whisper | SpeechLLM"
 """A target with its drafts on one device. A Whisper's decoder attends to encoder states; a speech LLM's is a

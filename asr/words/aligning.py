@@ -17,7 +17,8 @@ import numpy as np
 from ..errors import ModelError
 from ..model.languages import ALIKE, LANGUAGES
 from ..model.presets import ALIGNER
-from ..model.speech_model import EncoderStates, SpeechModel
+from ..model.speech_model import SpeechModel
+from ..model.states import EncoderStates
 from ..model.vocabulary import bytes_of
 from ..model.whisper import Whisper
 from ..segment.windows import Samples

@@ -29,7 +29,8 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import UsageError, visible
 from forescribe.asr.model.presets import locate
 from forescribe.asr.model.rules import whisper_rules
-from forescribe.asr.model.speech_model import EncoderStates, SpeechModel
+from forescribe.asr.model.speech_model import SpeechModel
+from forescribe.asr.model.states import EncoderStates
 from forescribe.asr.model.whisper import Whisper, attending
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.model_drafter import DraftTokens, ModelDrafter

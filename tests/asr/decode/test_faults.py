@@ -24,7 +24,7 @@ from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.states import EncoderStates
 from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative.device import choose
 from tests.asr.decode.ways import WAYS, Ear, called, in_session, running

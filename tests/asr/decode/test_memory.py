@@ -13,7 +13,7 @@ from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.states import EncoderStates
 from forescribe.asr.segment.windows import Window
 from forescribe.speculative import choose
 from tests.asr.model import folders

@@ -34,7 +34,7 @@ from forescribe.asr.decode.requests import previous_text
 from forescribe.asr.decode.results import Decoded
 from forescribe.asr.decode.text import Stretch, written
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
-from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.states import EncoderStates
 from forescribe.asr.segment.windows import Window
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result

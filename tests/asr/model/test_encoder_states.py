@@ -13,7 +13,7 @@ from torch import Tensor
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.speech_model import DraftStates
+from forescribe.asr.model.states import DraftStates
 from forescribe.asr.model.whisper import HEARD_BEHIND, POSITIONS_PER_S, LogMel, Whisper
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.weights import encoder_of

@@ -20,7 +20,7 @@ from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.states import EncoderStates
 from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose

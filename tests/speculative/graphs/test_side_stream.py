@@ -15,7 +15,7 @@ from torch import Tensor
 from forescribe.asr.decode.context import DecodingContext, encode_windows
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.states import EncoderStates
 from forescribe.asr.words.timing import Utterance, token_times
 from forescribe.speculative import choose
 from forescribe.speculative.device import Device, SideStream
