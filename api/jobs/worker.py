@@ -144,7 +144,9 @@ class Worker:
             return True
         run = Run(job, Claim(job.id, job.run, self.name), self.serving, self.stopping)
         run.alone = job.deaths_beside >= BESIDE
-        if not run.alone:
+        if run.alone:
+            self._asked_s = -math.inf  # the next one has all of `ASK_S` again
+        else:
             admission.let_in()
         self._runs[job.id] = run
         threading.Thread(target=self._do, args=(run,), name="job", daemon=True).start()

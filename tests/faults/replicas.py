@@ -264,7 +264,7 @@ def _objects(folder: Path, url: str) -> str:
         store.sweep_files()
         with store.database.engine.connect() as tx:
             rows = tx.exec_driver_sql("select id, files from forescribe_jobs").all()
-        named = {f"{id}/{name}" for id, names in rows for name in json.loads(names).values()}
+        named = {f"{id}/{name}" for id, names in rows for name in names.values()}
         stored = {entry.key.partition("/")[2] for entry in files.objects.list("jobs")}
         orphans -= len(files.jobs())
         holds(files.jobs() == {id for id, _ in rows}, "folders without a job after a sweep")

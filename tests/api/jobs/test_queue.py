@@ -384,6 +384,23 @@ def test_requests_are_let_in_again_once_a_job_that_was_alone_progresses(bench, s
     admission.check()
 
 
+def test_a_second_job_is_done_alone_however_long_the_first_one_takes(bench, store) -> None:
+    insert(store, "a", "b")
+    with store.transaction() as tx:
+        tx.execute(sa.update(JOBS).values(deaths_beside=BESIDE))
+    bench.tick(*map(float, range(22)))
+    (first,) = bench.worker.running()
+    later = 22.0 + ASK_S
+    assert bench.tick(later) == {first}
+    bench.go.set()
+    until(lambda: not bench.worker.running())
+    bench.go.clear()
+    with store.transaction() as tx:
+        store.jobs.end(tx, first, "succeeded")
+    calm = [later + second for second in range(1, 2 + int(ALONE_AFTER_S[0]))]
+    assert bench.tick(*calm) == {"a", "b"} - {first}
+
+
 def refused(admission: Admission) -> bool:
     try:
         admission.check()

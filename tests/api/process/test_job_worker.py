@@ -89,7 +89,7 @@ def _leave(url: str, folder: Path) -> None:
         )  # the group of each job that was under way
         rows = two.http.get("/metrics").text
         assert "forescribe_jobs_open 0.0" in rows
-        assert not list((folder / "one" / "objects" / "copies").iterdir())
+        assert not list((folder / "one" / "copies").iterdir())
     finally:
         for server in servers:
             server.stop()
