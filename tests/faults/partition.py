@@ -33,7 +33,11 @@ class Proxy(threading.Thread):
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.target)) as server:
+        with (
+            client,
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.target)) as server,
+        ):
             back = threading.Thread(target=self._forward, args=(server, client), daemon=True)
             back.start()
             self._forward(client, server)
