@@ -122,12 +122,12 @@ def audit(
 ) -> Iterator[Report]:
     """Yield a report for each recording; `float32` is the same target in float32, to count what differs.
     Raises UsageError for options that the model cannot serve."""
-    drafting = Transcriber(whisper, batch=batch, gamma=gamma)
-    plain = Transcriber(whisper, batch=batch, gamma=0)
+    drafting = Transcriber(whisper, batch=batch, gamma=gamma, beam_size=1)
+    plain = Transcriber(whisper, batch=batch, gamma=0, beam_size=1)
     keep = replace(options, keep_encoder_states=True)
     modes = [(drafting, keep), (plain, keep), (drafting, replace(keep, gamma=0))]
     if float32 is not None:
-        modes.append((Transcriber(float32, batch=batch, gamma=0), keep))
+        modes.append((Transcriber(float32, batch=batch, gamma=0, beam_size=1), keep))
     for source in sources:
         name = Outcome(source).name
         repeatable = _repeatable(source)

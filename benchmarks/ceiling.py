@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    loaded = Transcriber.load(given.model, "none", batch=given.batch, gamma=0)
+    loaded = Transcriber.load(given.model, "none", batch=given.batch, gamma=0, beam_size=1)
     options = Options(language=given.language, words=given.words, guards=Guards())
     with Replay(loaded.context) as replay:
         rows = ways(given, loaded, replay, options)

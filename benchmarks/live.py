@@ -266,6 +266,7 @@ def _load(chosen: Any, gamma: int | None, batch: int = 1) -> Transcriber:
         device=chosen.device,
         dtype=chosen.dtype,
         quantize=chosen.quantize,
+        beam_size=1,
     )
 
 

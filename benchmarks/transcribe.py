@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UsageError(f"{PROGRAM} needs jiwer: {comparison.INSTALL}")
     comparison.check_record(options.json)
     ModelEngine.of(options.engine)
-    pair = resolve(options.model, options.draft, LANGUAGE)
+    pair = resolve(options.model, options.draft, LANGUAGE, 1)
     target = locate(pair.target, role="model", network=False)
     draft = None if pair.draft is None else locate(pair.draft, role="draft", network=False)
     clips = read_clips(options.audio, options.reference)

@@ -33,6 +33,7 @@ from forescribe.asr.decode.results import Hook, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.formats.transcript_parts import seconds
+from forescribe.asr.model.presets import BeamSize
 from forescribe.asr.model.tokens import Task
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         terms: Sequence[str]
         replacements: Sequence[str]
         hint: str | None
+        beam_size: BeamSize | None
         words: bool
         diarize: bool
         num_speakers: int | None
@@ -123,6 +125,7 @@ def transcribe(
     terms: Sequence[str] = (),
     replacements: Sequence[str] = (),
     hint: str | None = None,
+    beam_size: BeamSize | None = None,
     words: bool = False,
     diarize: bool = False,
     num_speakers: int | None = None,
@@ -149,7 +152,9 @@ def transcribe(
         terms: names and terms, written so where they are heard; each as a line of `--terms`.
         replacements: words to write otherwise; each as a line of `--replace`.
         hint: text that is probably spoken, such as a script: drafts are copied from it in place of a draft
-            model, which saves time and changes no word.
+            model, which saves time and changes no word. With beams nothing is drafted.
+        beam_size: beams of a search, 1 for the most probable words, with drafts, or "auto" for beams where
+            these are doubtful; None is the model's own, five for models up to small.
         words: give every segment its words with their times.
         diarize: label segments and words with speakers; includes word times.
         num_speakers: exact number of speakers, if known; needs `diarize`.
@@ -185,6 +190,7 @@ def transcribe(
         terms=_listed(terms),
         replacements=_listed(replacements),
         hint=hint,
+        beam_size=beam_size,
         words=words,
         guards=Guards(),
     )
@@ -194,6 +200,7 @@ def transcribe(
         language=language,
         device=device,
         network=not local_files_only,
+        beam_size=beam_size,
     )
     if diarize:
         from forescribe.diarize.diarizer import Bounds

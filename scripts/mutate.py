@@ -1,8 +1,8 @@
 """Mutants of the modules on which exactness rests, and the tests that must notice them.
 
     python scripts/mutate.py                     # all subjects, 12 mutants each
-    python scripts/mutate.py round accept -n 40  # these, more of each
-    python scripts/mutate.py scheduler --only 7  # one mutant again, with pytest's output
+    python scripts/mutate.py round guards -n 40  # these, more of each
+    python scripts/mutate.py round --only 7      # one mutant again, with pytest's output
 
 A mutant differs from its module in one place: a comparison, a sign, `and` or `or`, a constant, a condition or
 a call whose result nobody reads. Which places is drawn by a fixed seed, spread over the functions. The tests
@@ -63,15 +63,8 @@ SUBJECTS = {
             "tests/speculative/engine/test_engine.py",
             "tests/speculative/engine/test_needs.py",
             "tests/speculative/rounds/test_sampling.py",
-        ),
-    ),
-    "accept": Subject(
-        "speculative/rounds/accept.py",
-        (
-            "tests/speculative/rounds/test_accept.py",
             "tests/speculative/rounds/test_noise.py",
             "tests/speculative/engine/test_periods.py",
-            "tests/speculative/rounds/test_rounds.py",
         ),
     ),
     "periods": Subject(
@@ -153,8 +146,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the end token is an answer's last (`commit` of round.py), and no text is behind it to count",
     (
         "guards",
-        "attempt_of",
-        "True -> False in return Attempt(result, Judgement.KEEP, None, (True, mean))",
+        "answer_of",
+        "True -> False in return Answer(result, Judgement.KEEP, None, (True, mean))",
     ): "without guards no answer is decoded again, and ranks are compared of two",
     (
         "ledger",
@@ -171,11 +164,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Periods.read",
         "2 -> 3 in snapshot = Snapshot(numbers[:batch], numbers[batch : 2 * batch], totals)",
     ): "lengths are read by row, and what follows the last row's is not",
-    (
-        "store",
-        "EventLog.last_segment",
-        "1 -> 2 in data = tx.execute(query.order_by(ENTRIES.c.n.desc()).limit(1)).scalar()",
-    ): "of two rows the first is read",
     (
         "word_speakers",
         "_boundaries",

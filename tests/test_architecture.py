@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -197,3 +198,15 @@ def test_the_scan_sees_imports_inside_functions(module_map: ModuleType) -> None:
     assert "transformers" in set(module_map.imports(path, set()))
     assert "transformers" not in set(module_map.imports(path, set(), lazy=False))
     assert len(module_map.sources("speculative")) > 5
+
+
+def test_what_mutants_are_made_of_exists() -> None:
+    known = runpy.run_path(str(ROOT / "scripts/mutate.py"))
+    subjects, missing = known["SUBJECTS"], list[str]()
+    for subject in subjects.values():
+        missing += (name for name in (subject.module, *subject.tests) if not (ROOT / name).exists())
+    for name, function, _ in known["EQUIVALENT"]:
+        tree = ast.parse((ROOT / subjects[name].module).read_text())
+        names = {getattr(node, "name", None) for node in ast.walk(tree)}
+        missing += {f"{name}: {function}"} if function.split(".")[-1] not in names else ()
+    assert not missing

@@ -89,6 +89,21 @@ def test_a_recording_becomes_a_transcript(model: str, recording: Path) -> None:
     assert transcript.settings["guards"] is not None
 
 
+def test_the_search_is_the_models_unless_one_is_asked_for() -> None:
+    """Five beams with the bundled model; a draft is loaded where it has something to draft."""
+    memo, found = soundfile.read(SAMPLES / "memo.flac", start=20 * RATE, stop=25 * RATE), {}
+    for asked in (None, 5, 1):
+        made = forescribe.transcribe(
+            memo, "tiny.en", device="cpu", beam_size=asked, local_files_only=True
+        )
+        assert made.settings["beam_size"] == (asked or 5)
+        assert (made.settings["draft"] is not None) == (asked == 1)
+        found[asked] = made.text
+    assert found[None] == found[5] != found[1]
+    with pytest.raises(UsageError, match="beam_size is 1000"):
+        forescribe.transcribe(memo, "tiny.en", device="cpu", beam_size=1000)
+
+
 def test_speakers_are_labelled_on_request(model: str, recording: Path) -> None:
     transcript = forescribe.transcribe(
         recording, model, device="cpu", diarize=True, num_speakers=1, local_files_only=True

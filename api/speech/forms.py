@@ -112,7 +112,7 @@ def _kind(field: FormField) -> Any:
         many: Any = tuple[kind, ...]
         return Annotated[many, Field(max_length=field.entries)]
     if field.words:
-        return kind | Literal[field.words]
+        kind = kind | Literal[field.words]
     return kind if field.default is not None else kind | None
 
 

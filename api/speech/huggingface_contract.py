@@ -35,7 +35,7 @@ class Parameters(BaseModel):
 
     task: Literal["transcribe", "translate"] = "transcribe"
     batch_size: int = 24  # no effect: the engine's own applies to all requests together
-    assisted: bool = False  # no effect: drafts are always used, with the same words
+    assisted: bool = False  # no effect: drafts are used where they save time, with the same words
     chunk_length_s: int = 30  # no effect: audio is cut at pauses, into windows of at most 30 s
     sampling_rate: int = 16000  # no effect: a recording's own rate is known
     language: str | None = None

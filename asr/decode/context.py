@@ -28,6 +28,7 @@ from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Finish, Request, Result, Stats
 
+from ..model.presets import BeamSize
 from ..model.speech_model import SpeechModel
 from ..model.states import DraftStates, EncoderStates, Features
 from ..model.vocabulary import alphabetic
@@ -55,11 +56,12 @@ class DecodingContext:
 
     `watch` counts the seconds before the engine, on cuda with the rounds that run beside an encoder. `side`
     is where the encoder runs. `gamma` is what the transcriber was created with, None for an adaptive draft
-    length. `detector` is loaded on first use where it is None.
+    length. `detector` is loaded on first use where it is None. `beam_size` is that of calls which name none.
     """
 
     whisper: SpeechModel
     engine: Engine
+    beam_size: BeamSize
     gamma: int | None = None
     detector: Detector | None = None
     caller: object = None  # the session that last began to decode in its caller's thread
@@ -74,10 +76,16 @@ class DecodingContext:
 
     @classmethod
     def of(
-        cls, whisper: SpeechModel, batch: int, gamma: int | None, detector: Detector | None
+        cls,
+        whisper: SpeechModel,
+        batch: int,
+        gamma: int | None,
+        detector: Detector | None,
+        beam_size: BeamSize | None = None,
     ) -> DecodingContext:
-        """With a new engine, of `batch` slots."""
-        return cls(whisper, _engine(whisper, batch, gamma), gamma, detector)
+        """With a new engine, of `batch` slots; `beam_size` None is the model's own."""
+        engine = _engine(whisper, batch, gamma)
+        return cls(whisper, engine, beam_size or whisper.beams, gamma, detector)
 
     def resize(self, size: int) -> None:
         """Decode `size` windows at a time from now on, in every transcriber that shares this; nothing may be

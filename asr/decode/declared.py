@@ -20,8 +20,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from ..errors import UsageError
-
-AUTO = "auto"
+from ..model.languages import AUTO as AUTO
 
 Given = Mapping[str, Any]
 """Values by the names of flags or of form fields."""

@@ -21,10 +21,12 @@ from ..formats.transcript_parts import SAMPLE_RATE, State
 from ..model.languages import SPACELESS
 from ..model.speech_model import SpeechModel, SpeechTokens
 from ..model.states import EncoderStates
+from ..model.tokens import SAMPLES_PER_STEP
 from ..model.whisper import attending
-from ..segment.windows import Run, Window, total, within
+from ..segment.windows import Run, Window, Withheld, total, within
 from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words
 from ..words.timing import Beside, Utterance, at_once, token_times
+from .declared import AUTO
 from .guards import Guards, Judgement
 from .options import Options
 from .requests import BoundOptions, retry_of
@@ -51,6 +53,9 @@ text."""
 LONG, STRETCHED = round(1.0 * SAMPLE_RATE), round(1.8 * SAMPLE_RATE)
 """Voice that a token rarely lasts, and never: it was given speech beside it that was not written."""
 
+GAIN = 1
+"""Words that a part has more than what was cut off for it, at least: else nothing had been left out."""
+
 MOST_PARTS = 8
 """Further parts of one window. Models need one, rarely two."""
 
@@ -59,17 +64,30 @@ AGAIN = 4
 before it: it is decoded once more without that text."""
 
 TAIL, TAIL_LOGPROB = SAMPLE_RATE, -0.55
-"""A part with less voice, behind a finished sentence and without a pause, whose mean log-probability is
-lower, is the end of the last word behind a timestamp that was rounded."""
+"""A part with less voice, behind a finished sentence, whose mean log-probability is lower, is the end of the
+last word behind a timestamp that was rounded, or a breath. Behind an open sentence it is the rest of that,
+and its sound says less without what it belongs to."""
 
-SHORT_PAUSE = round(0.2 * SAMPLE_RATE)
-"""The longest pause within a word."""
+OTHERS, OTHERS_NO_SPEECH, OTHERS_FIRST = 3 * SAMPLE_RATE, 0.5, 0.25
+"""A part with less voice, behind a finished sentence, whose no-speech probability is higher and whose first
+token has a lower probability holds no words: music, or people in the background."""
+
+CLICK = round(0.2 * SAMPLE_RATE)
+"""Shorter runs of voice hold no word."""
 
 SHORT_ANSWER = 6
 """Tokens of an answer of two or three words, timestamps and the end included."""
 
-IMPROBABLE, FEW, SHARE = 0.5, 3, 0.18
-"""A window is doubtful with so many words of less probability, if they are this share of its words."""
+FAINT_DB = 20.0
+"""A doubtful window that is so far below the loud voices of its recording holds no words: what a model writes
+of a room in which nobody speaks."""
+
+IMPROBABLE = (0.5, 3, 0.18)
+"""Probability, number, share: a window is doubtful with so many words of less probability, if they are that
+share of its words."""
+
+IMPROBABLE_SEGMENT = (0.4, 2, 0.2)
+"""Likewise a segment of a window that is not."""
 
 
 SURE_NO_SPEECH, SURE_LOGPROB, SURE_RATIO, SURE_TOKENS = 0.3, -1.55, 2.0, 5
@@ -82,6 +100,8 @@ It is not decoded again: a text that passes at last would be invented."""
 NOT_FINITE = "the model's numbers are not finite"
 REPEATED = "the model repeats the words before it"
 LAST_WORD = "the end of the word before it"
+NOTHING_MORE = "nothing more is spoken"
+TAILS = (LAST_WORD, NOTHING_MORE)
 
 
 # -- one answer -----------------------------------------------------------------------------------------
@@ -136,8 +156,8 @@ def answer_of(
         no_speech_prob=result.probe[0],
         heard=pending.heard,
     )
-    if mean < TAIL_LOGPROB and _is_tail(whisper, pending.window, result.tokens):
-        judgement, reason = Judgement.SILENCE, LAST_WORD
+    if (tail := _tail_of(whisper, pending.window, result, mean)) is not None:
+        judgement, reason = Judgement.SILENCE, tail
     rank = guards.rank(compression_ratio=ratio, mean_logprob=mean)
     return Answer(result, judgement, reason, rank)
 
@@ -177,11 +197,17 @@ def judge(
     """What becomes of a window whose answers so far are `answer` and before it `pending.best`; `alone` makes
     the request that does not read the text before a part."""
     options, window, request = bound.options, pending.window, answer.result.request
-    if window.before and _misled(whisper, pending, answer):
-        again = alone()
-        if again.prompt != request.prompt:
-            return Again(again, pending.best)
     rejected, best = answer.judgement is Judgement.RETRY, pending.best
+    if window.before and (again := alone()).prompt != request.prompt:  # it reads the text before it
+        if _writes_again(whisper, pending, answer):
+            return Again(again, best)
+        # Behind text the no-speech probability says little.
+        if rejected or (answer.reason is not None and answer.reason not in TAILS):
+            finite = math.isfinite(mean_logprob(answer.result.logprobs))
+            if finite and _spoken(window) < TAIL and not _is_finished(whisper, window):
+                return Ending(answer, reason=answer.reason)
+            # It may still be more probable than what its sound gives alone.
+            return Again(again, answer if rejected else best)
     if best is None or answer.replaces(best):
         best = answer
     if pending.heard:
@@ -204,23 +230,35 @@ def judge(
     return Ending(best, reason=best.reason)
 
 
-def _is_tail(whisper: SpeechModel, window: Window, tokens: Sequence[int]) -> bool:
-    """Whether a part may hold nothing but the end of the last word of the part before it."""
-    voiced = window.voiced or ()
-    ends = (window.start, *(end for _, end in voiced))
-    if any(start - end > SHORT_PAUSE for end, (start, _) in zip(ends, voiced, strict=False)):
-        return False
-    if not window.part or not 0 < total(voiced) < TAIL:
-        return False
-    finished = text_of(whisper, window.before).rstrip(CLOSING)[-1:] in SENTENCE_END
-    return finished or _repeats(whisper, window.before, tokens)
+def _tail_of(whisper: SpeechModel, window: Window, result: Result, mean: float) -> str | None:
+    """Why a part holds nothing but what is left behind the last word before it, by the answer that reads its
+    text: alone, the same sound is as likely as not a farewell of its own. None where it may hold words."""
+    if not window.part or not window.voiced:
+        return None
+    if not (_is_finished(whisper, window) or _repeats(whisper, window.before, result.tokens)):
+        return None
+    spoken = _spoken(window)
+    if mean < TAIL_LOGPROB and spoken < TAIL:
+        return LAST_WORD
+    chances = zip(result.tokens, result.logprobs, strict=False)
+    first = next((p for token, p in chances if whisper.tokens.is_text(token)), -math.inf)
+    unlikely = result.probe[0] > OTHERS_NO_SPEECH and math.exp(first) < OTHERS_FIRST
+    return NOTHING_MORE if unlikely and spoken < OTHERS else None
 
 
-def _misled(whisper: SpeechModel, pending: PendingWindow, answer: Answer) -> bool:
-    """Whether the text before a part has misled its answer: the guards reject it, or it repeats `AGAIN` words
-    of that text. Behind text the no-speech probability says little."""
-    if answer.judgement is not Judgement.KEEP and answer.reason != LAST_WORD:
-        return True
+def _is_finished(whisper: SpeechModel, window: Window) -> bool:
+    """Whether the text before a part ends a sentence."""
+    return text_of(whisper, window.before).rstrip(CLOSING)[-1:] in SENTENCE_END
+
+
+def _spoken(window: Window) -> int:
+    """Samples of voice, without runs that hold no word."""
+    runs = window.voiced or ()
+    return sum(end - start for start, end in runs if end - start >= CLICK)
+
+
+def _writes_again(whisper: SpeechModel, pending: PendingWindow, answer: Answer) -> bool:
+    """Whether an answer repeats `AGAIN` words of the text before it."""
     before, words = (
         _words(whisper, pending.language, some)
         for some in (pending.window.before, answer.result.tokens)
@@ -251,12 +289,26 @@ def _is_short(whisper: SpeechModel, options: Options, window: Window, answer: An
 
 def _search_of(request: Request, options: Options, answer: Answer) -> Request | None:
     """The same window with beams, where they are for doubtful ones and its answer is one; else None."""
-    if options.beam_size is not None or request.temperature or request.beams is not None:
+    if options.beam_size != AUTO or request.temperature or request.beams is not None:
         return None
     sure = mean_logprob(answer.result.logprobs) > DOUBTFUL_LOGPROB  # False with NaN
     if answer.judgement is Judgement.SILENCE or sure:
         return None
     return replace(request, guess=(), beams=options.beams)
+
+
+def restored(whisper: SpeechModel, pending: PendingWindow, ending: Ending) -> Ending:
+    """The ending of a part, with what was cut off the answer before it where its own has no more words: what
+    seemed to be left out was no speech of this text, as in a room full of people."""
+    withheld = pending.window.withheld
+    if withheld is None:
+        return ending
+    own = ending.answer.result.tokens if ending.state == "decoded" else ()
+    words, known = (len(_words(whisper, pending.language, t)) for t in (own, withheld.tokens))
+    if words > known + GAIN:
+        return ending
+    result = replace(ending.answer.result, **withheld._asdict())
+    return Ending(replace(ending.answer, result=result, judgement=Judgement.KEEP, reason=None))
 
 
 # -- how far it counts ----------------------------------------------------------------------------------
@@ -279,7 +331,8 @@ def rest_of(
     show that there is none.
 
     A part that repeats the words before it does not count if it is doubtful or hardly gets on: the next one
-    would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
+    would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed. What
+    was `restored` goes as far as its timestamps say: it has been cut once, in vain.
     """
     window, tokens = pending.window, ending.answer.result.tokens
     whole, doubtful = Rest(window.end, tokens), ending.reason is not None
@@ -287,7 +340,10 @@ def rest_of(
     if window.tentative or not parts or not whisper.attends:  # nothing says how far it goes
         return ending, whole
     voiced, language = window.voiced or (), pending.language
-    end, counting = reached(whisper, options, window, language, tokens, parts, states, beside)
+    if window.withheld is not None and tokens == window.withheld.tokens:
+        end, counting = window.start + parts[-1].end, tokens
+    else:
+        end, counting = reached(whisper, options, window, language, tokens, parts, states, beside)
     if end <= window.start:  # the attention of a single word may be anywhere
         end = min(window.start + LONGEST, window.end)
     slow = end - window.start < SAMPLE_RATE
@@ -299,8 +355,21 @@ def rest_of(
         return ending, whole
     if window.part >= MOST_PARTS:
         return ending, Rest(window.end, counting, None, left, end)
-    rest = window.rest(end, language, counting, alone=doubtful)
+    withheld = _withheld(whisper.tokens, ending.answer.result, counting, end - window.start)
+    rest = window.rest(end, language, counting, withheld, alone=doubtful)
     return ending, Rest(rest.start, counting, rest)
+
+
+def _withheld(
+    special: SpeechTokens, result: Result, counting: Sequence[int], by: int
+) -> Withheld | None:
+    """What was cut off an answer, its timestamps earlier `by` so many samples; None where it has no text."""
+    own = slice(len(counting), len(result.tokens))
+    if special.timestamp_begin is None or not any(map(special.is_text, result.tokens[own])):
+        return None
+    first, steps = special.timestamp_begin, by // SAMPLES_PER_STEP
+    tokens = (max(first, t - steps) if t >= first else t for t in result.tokens[own])
+    return Withheld(tuple(tokens), tuple(result.logprobs[own]), tuple(result.sources[own]))
 
 
 def reached(
@@ -413,20 +482,43 @@ def _first_tokens(
 # -- what it leaves out ---------------------------------------------------------------------------------
 
 
+def improbable_segments(
+    whisper: SpeechModel,
+    language: str,
+    parts: Sequence[Stretch],
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+) -> tuple[tuple[int, int, str], ...]:
+    """Where, in samples of the window, and why the text of a segment is doubtful."""
+    found = list[tuple[int, int, str]]()
+    chances = [p for t, p in zip(tokens, logprobs, strict=False) if whisper.tokens.is_text(t)]
+    for part in parts:
+        own = chances[part.first : part.first + len(part.tokens)]
+        doubt = improbable(whisper, language, part.tokens, own, IMPROBABLE_SEGMENT)
+        if doubt is not None:
+            found.append((part.start, part.end, doubt))
+    return tuple(found)
+
+
 def improbable(
-    whisper: SpeechModel, language: str, tokens: Sequence[int], logprobs: Sequence[float]
+    whisper: SpeechModel,
+    language: str,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    rule: tuple[float, int, float] = IMPROBABLE,
 ) -> str | None:
     """The doubt about a text, many of whose words are improbable; None about others. There may be more
     probabilities than tokens."""
+    least, few, share = rule
     pairs = zip(tokens, logprobs, strict=False)
     own, chances = zip(*((t, p) for t, p in pairs if whisper.tokens.is_text(t)), strict=True)
     words = split_words(whisper.tokenizer, language, own)
     first = count = 0
     for word in words:
         spoken = chances[first + word.first : first + word.last]
-        count += sum(map(math.exp, spoken)) < IMPROBABLE * len(spoken)
+        count += sum(map(math.exp, spoken)) < least * len(spoken)
         first += word.count
-    if count < FEW or count < SHARE * len(words):
+    if count < few or count < share * len(words):
         return None
     return f"{count} of {len(words)} words are improbable"
 

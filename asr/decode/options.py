@@ -8,9 +8,9 @@ Import is light.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.requests import (
@@ -22,6 +22,7 @@ from forescribe.speculative.requests import (
 )
 
 from ..errors import UsageError
+from ..model.presets import BEAMS, BeamSize
 from ..model.tokens import TASKS, Task
 from ..words.replacements import Replacements
 from ..words.terms import LONGEST_TERM, MOST_TERMS, letters, lines_of, read_terms, says
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from ..segment.windows import WindowOptions
     from ..words.redaction import Redactor
 
-
-DOUBTFUL_BEAMS = 5
-"""Beams of a doubtful window: the default of faster-whisper, and of openai/whisper's command."""
 
 MAX_HINT = 1_000_000
 """Characters of a hint in a form: more than a day of speech."""
@@ -118,8 +116,9 @@ def _windows() -> WindowOptions:
     return WindowOptions()
 
 
-def _beams(typed: Given) -> int | None:
-    return whole_or_auto("--beam-size", typed["beam_size"], 1, MOST_BEAMS)
+def _beams(typed: Given) -> BeamSize | None:
+    size = typed["beam_size"]
+    return None if size is None else whole_or_auto("--beam-size", size, 1, MOST_BEAMS) or AUTO
 
 
 def _of_beams(name: str, default: float | None, typed: Given) -> float | None:
@@ -196,8 +195,9 @@ class Options:
     script or an earlier transcript of the whole recording: drafts are copied from it, and no word depends
     on it. `terms` are words and phrases to write where the model agrees that they were spoken, as lines of
     `asr.words.terms`; `replacements` are words to write otherwise, as lines of `asr.words.replacements`.
-    `beam_size` is 1 for the most probable token, or the number of beams of every window; None searches with
-    `DOUBTFUL_BEAMS` where a window is doubtful without. `patience` and `length_penalty` are of `Beams`.
+    `beam_size` is 1 for the most probable token, or the number of beams of every window; "auto" searches with
+    `BEAMS` where a window is doubtful without; None is the transcriber's own, by default the model's
+    (`asr.model.presets.beams_of`). `patience` and `length_penalty` are of `Beams`.
     Raises UsageError for invalid values.
     """
 
@@ -300,20 +300,19 @@ class Options:
         default_factory=_windows,
         told=lambda options: asdict(options.windows) if options.vad else None,
     )
-    beam_size: int | None = option(
-        1,
+    beam_size: BeamSize | None = option(
+        None,
         Flag(
             "--beam-size N",
             "Beams of a search, as openai/whisper's; 1: no search, with drafts; auto: 5 for windows of "
             "doubtful words.",
-            default="1",
-            shown="1",
+            shown="5 up to small, 1 for larger models",
+            live=True,
         ),
-        FormField("beam_size", int, 1, words=(AUTO,), ge=1, le=MOST_BEAMS),
+        FormField("beam_size", int, words=(AUTO,), live=True, ge=1, le=MOST_BEAMS),
         typed=_beams,
-        asked=lambda asked: None if asked["beam_size"] == AUTO else asked["beam_size"],
-        told=lambda options: options.beam_size or AUTO,
-        kept=lambda size: {1: None, None: "doubtful"}.get(size, size),
+        told=True,
+        kept=lambda size: {1: None, AUTO: "doubtful"}.get(size, size),
     )
     patience: float = option(
         1.0,
@@ -410,10 +409,10 @@ class Options:
             read_terms(self.terms)
         Replacements.of(self.replacements)
         _ = self.beams
-        if self.gamma and self.beam_size not in (1, None):
+        if self.gamma and self.beam_size not in (1, AUTO, None):
             raise UsageError(
-                f"gamma {self.gamma} drafts the most probable tokens, and beams have no drafts; leave out "
-                "one of them"
+                f"gamma {self.gamma} drafts the most probable tokens, and beams have no drafts; leave it "
+                "out, or give beam_size 1"
             )
 
     @classmethod
@@ -430,11 +429,26 @@ class Options:
                 found[name] = value
         return cls(**found)
 
+    def settled(self, beams: BeamSize | None) -> Self:
+        """With this search where none is named. Raises UsageError where that contradicts other options."""
+        return self if self.beam_size is not None else replace(self, beam_size=beams)
+
+    @property
+    def drafted(self) -> bool:
+        """Whether the most probable tokens are written, at least at first: those of beams are not drafted."""
+        return self.beam_size in (1, AUTO)
+
+    @property
+    def search(self) -> str:
+        """How texts are found, in words."""
+        words = {1: "most probable words", AUTO: f"{BEAMS} beams where words are doubtful"}
+        return words.get(self.beam_size or AUTO, f"{self.beam_size} beams")
+
     @property
     def beams(self) -> Beams | None:
         """Those of a window that is searched; None where no window is. Raises UsageError."""
         try:
-            size = DOUBTFUL_BEAMS if self.beam_size is None else self.beam_size
+            size = BEAMS if self.beam_size in (AUTO, None) else cast(int, self.beam_size)
             beams = Beams(size, self.patience, self.length_penalty)
         except RequestError as error:
             raise UsageError(str(error)) from None

@@ -136,7 +136,11 @@ def _transcript(recording: Submission, wall: float) -> Transcript:
         language_probability=probability,
         warnings=tuple(warnings),
         settings=settings_of(context, bound.options),
-        stats=stats(done, wall) | {"drafting": context.drafting},
+        stats=stats(done, wall)
+        | {
+            "search": bound.options.search,
+            "drafting": context.drafting if bound.options.drafted else None,
+        },
     )
 
 
@@ -238,7 +242,7 @@ def _warnings(
         starts = tuple(seconds(start) for start, _ in runs[:PLACES]) if len(runs) > 1 else ()
         yield Notice("voice_without_words", text, len(runs), starts)
     # Text that was kept although the guards rejected it at every temperature.
-    if doubted := [d for d in done if d.doubt is not None]:
+    if doubted := [each for d in done for each in _doubted(d)]:
         text = (
             f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or "
             "use a larger model"
@@ -314,6 +318,15 @@ def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:
     return Notice(code, message, len(windows), places)
 
 
+def _doubted(decoded: Decoded) -> Iterator[Decoded]:
+    """A window whose text is doubtful, or its segments that are, as windows of their own."""
+    if decoded.doubt is not None:
+        yield decoded
+    for start, end, reason in decoded.doubts:
+        begin = decoded.start
+        yield replace(decoded, start=begin + start, end=begin + end, doubt=reason, doubts=())
+
+
 def _places(windows: Sequence[Decoded]) -> str:
     """Times with reasons; of many windows the first ones, and the total."""
     places = _listed(
@@ -322,7 +335,7 @@ def _places(windows: Sequence[Decoded]) -> str:
     if len(windows) == 1:
         return places
     length = seconds(sum(d.length for d in windows))
-    return f"{len(windows)} windows, {length:.1f} s in all: {places}"
+    return f"{len(windows)} places, {length:.1f} s in all: {places}"
 
 
 def _listed(texts: Iterable[str]) -> str:

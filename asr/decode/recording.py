@@ -39,6 +39,7 @@ from ..words.second_look import look_again
 from .context import DecodingContext, EncodedWindow
 from .guards import Judgement
 from .judge import (
+    FAINT_DB,
     LAST_WORD,
     TAIL,
     Again,
@@ -46,8 +47,10 @@ from .judge import (
     Rest,
     answer_of,
     improbable,
+    improbable_segments,
     judge,
     rest_of,
+    restored,
     wordless_of,
 )
 from .requests import BoundOptions, language_in, window_request
@@ -325,9 +328,11 @@ class Submission(RecordingState):
         that was answered last."""
         whisper, options, window = self.context.whisper, self.bound.options, pending.window
         beside, states, terms = self.context.beside, last.encoder_states, self.bound.terms
+        found, ending = ending, restored(whisper, pending, ending)
         answer, changes = ending.answer, tuple[Change, ...]()
         if terms is not None and answer.judgement is not Judgement.SILENCE and not window.unheard:
             own, held = attending(whisper, "terms"), self.context.held(answer.result.request)
+            held = held if ending is found else None  # the row holds another text
             look = partial(look_again, own, pending.language, answer.result, states, terms, held)
             looked, changes = beside(look)
             ending = replace(ending, answer=replace(answer, result=looked))
@@ -412,12 +417,18 @@ def decoded_of(
     window, result, options = pending.window, ending.answer.result, bound.options
     language, tokens = pending.language, rest.tokens
     state, reason, parts = ending.state, ending.reason, list[Stretch]()
-    doubt: str | None = None
+    doubt, doubts = None, tuple[tuple[int, int, str], ...]()
     if state == "decoded":
         reason, doubt = None, reason
         parts = written(whisper, tokens, rest.end - window.start)
         if doubt is None and parts and options.guards is not None and not window.tentative:
             doubt = improbable(whisper, language, tokens, result.logprobs)
+            if doubt is None:
+                doubts = improbable_segments(whisper, language, parts, tokens, result.logprobs)
+        faint_db = window.faint_db
+        if doubt is not None and faint_db is not None and faint_db >= FAINT_DB:
+            reason = f"{faint_db:.0f} dB below the loud voices, and {doubt}"
+            state, doubt, parts = "silent", None, []
     wordless, reach = rest.wordless, rest.reach
     if reach is None and reason != LAST_WORD:
         wordless, reach = wordless_of(window.start, rest.end, window.voiced, parts)
@@ -442,6 +453,7 @@ def decoded_of(
         reason=reason,
         encoder_states=states if options.keep_encoder_states else None,
         doubt=doubt,
+        doubts=doubts,
         tried=last.temperature,
         continued=rest.window is not None,
         wordless=wordless,

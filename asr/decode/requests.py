@@ -61,12 +61,13 @@ class BoundOptions:
     def searches(self, window: Window) -> bool:
         """Whether a window is decoded with beams at once. One in which no voice was detected is not: they
         find words in music ("Thank you very much." with five) that the most probable tokens are not."""
-        return (self.options.beam_size or 1) > 1 and not window.unheard
+        return not (self.options.drafted or window.unheard)
 
 
 def bind(options: Options, context: DecodingContext) -> BoundOptions:
     """Check options against a model. Raises UsageError for those that it cannot serve."""
     whisper, special = context.whisper, context.whisper.tokens
+    options = options.settled(context.beam_size)
     spoken = special.spoken(options.language)
     previous = prompt_tokens(whisper, options.initial_prompt)
     if options.task == "translate" and not special.translates:

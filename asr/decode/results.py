@@ -45,6 +45,8 @@ class Decoded:
     reason: str | None = None  # why its text does not count
     encoder_states: EncoderStates | None = None
     doubt: str | None = None  # why the guards rejected its text, where it was kept anyway
+    # Where that is one of its segments alone: from and to in samples of the window, and why.
+    doubts: tuple[tuple[int, int, str], ...] = ()
     tried: float = 0.0  # the highest temperature that was tried; the answer may be of a lower one
     continued: bool = False  # the next part of its window follows
     wordless: tuple[Run, ...] = ()  # where a voice was heard and no word written

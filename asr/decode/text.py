@@ -84,6 +84,7 @@ def texts_of(whisper: SpeechModel, decoded: Decoded) -> list[Stretch]:
 def segments_of(whisper: SpeechModel, decoded: Decoded) -> tuple[Segment, ...]:
     """A window's segments, without words."""
     result, parts = decoded.result, texts_of(whisper, decoded)
+    doubts = {start: reason for start, _, reason in decoded.doubts}
     ratio = compression_ratio(text_of(whisper, result.tokens)) if parts else 0.0
     return tuple(
         Segment(
@@ -98,7 +99,7 @@ def segments_of(whisper: SpeechModel, decoded: Decoded) -> tuple[Segment, ...]:
             avg_logprob=mean_logprob(result.logprobs),
             compression_ratio=ratio,
             no_speech_prob=result.probe[0],
-            doubt=decoded.doubt,
+            doubt=decoded.doubt or doubts.get(part.start),
             corrections=tuple(_corrections(whisper, part, decoded.changes)),
         )
         for part in parts

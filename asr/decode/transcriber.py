@@ -35,7 +35,7 @@ from ..formats.transcript import Transcript
 from ..formats.transcript_parts import SAMPLE_RATE, Segment, Word, seconds
 from ..model.languages import read_languages
 from ..model.loading import load
-from ..model.presets import check_request, resolve
+from ..model.presets import BeamSize, check_request, resolve
 from ..model.speech_model import SpeechModel
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
@@ -58,7 +58,8 @@ class Transcriber:
     Calls may follow each other, but only one runs at a time: an earlier one that goes on raises UsageError.
     What a call that is stopped early has in the engine is dropped. `batch` windows are decoded at once, with
     `gamma` drafted tokens per round: 0 is plain decoding, None adapts the number to measured speed. The words
-    do not depend on either. Without a draft model, drafts are copied from `Options.hint`.
+    do not depend on either. Without a draft model, drafts are copied from `Options.hint`. `beam_size` is that
+    of calls whose options name none; None: the model's own, five for models up to small.
     """
 
     readers = 0
@@ -71,8 +72,9 @@ class Transcriber:
         batch: int = 8,
         gamma: int | None = None,
         detector: Detector | None = None,
+        beam_size: BeamSize | None = None,
     ) -> None:
-        self.context = DecodingContext.of(whisper, batch, gamma, detector)
+        self.context = DecodingContext.of(whisper, batch, gamma, detector, beam_size)
 
     @classmethod
     @loading()
@@ -91,6 +93,7 @@ class Transcriber:
         draft_dtype: str | None = None,
         quantize: str | None = None,
         modules: bool = False,
+        beam_size: BeamSize | None = None,
     ) -> Transcriber:
         """Load models by name: presets, hub ids or local folders, see `asr.model.presets.resolve`.
 
@@ -99,11 +102,13 @@ class Transcriber:
         `draft_precision`). `quantize` "int8" rounds the target's matrices to 8-bit integers, on the native
         engine alone: other words than in float32, and the same with and without drafts. With `modules` the
         models are transformers' own, to be distilled or exported, whatever engine runs them. `language`
-        chooses the draft. Raises ModelError for weights that are missing or that the engine cannot run,
-        DeviceError for a missing device, UsageError for a language that the model does not know.
+        chooses the draft. `beam_size` is that of calls which name none, None the model's own: with beams no
+        draft is loaded unless one is named. Raises ModelError for weights that are missing or that the engine
+        cannot run, DeviceError for a missing device, UsageError for a language that the model does not know.
         """
         known = read_languages(language).one
-        pair = resolve(model, "none" if gamma == 0 else draft, known)
+        Options(beam_size=beam_size)
+        pair = resolve(model, "none" if gamma == 0 else draft, known, beam_size)
         check_request(pair.target, language, "transcribe")
         place, forward = choose(device, dtype, quantize), ModelEngine.of(engine)
         drafts = draft_device(place, draft_dtype, forward)
@@ -111,7 +116,7 @@ class Transcriber:
             pair, place, network=network, engine=forward, draft_device=drafts, modules=modules
         )
         whisper.tokens.spoken(language)
-        return cls(whisper, batch=batch, gamma=gamma)
+        return cls(whisper, batch=batch, gamma=gamma, beam_size=beam_size)
 
     @property
     def whisper(self) -> SpeechModel:
@@ -209,7 +214,7 @@ class Transcriber:
         A recording of more than 30 s is transcribed first, to find where each part of the text is; it is held
         in memory, 230 MB per hour. Raises AudioError, and UsageError for special tokens and too much text.
         """
-        options = Options(language=language, hint=text, vad=False, guards=Guards())
+        options = Options(language=language, hint=text, vad=False, guards=Guards(), beam_size=1)
         known = bind(options, self.context).language
         samples = read_audio(source)
         if not text.strip() or not len(samples):

@@ -131,6 +131,7 @@ def _words_of(
             for source in sources[part.first : part.first + len(part.tokens)]
         ],
         length=pending.spoken,
+        voiced=pending.window.voiced or (),
     )
 
 

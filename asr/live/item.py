@@ -7,7 +7,8 @@ before are its guess, which the target verifies in one pass, so a decode of seco
 takes few rounds. The last pass joins all windows to the transcript that an upload of the samples would have.
 
 Tentative windows are decoded without timestamps, which would move with the end of the audio, once (without
-retries at higher temperatures), and without timing words. Knows nothing of threads, turns or events.
+retries at higher temperatures), without beams, and without timing words. Knows nothing of threads, turns or
+events.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Bindings:
     def of(cls, options: Options, context: DecodingContext) -> Bindings:
         """Raises UsageError for options that the model cannot serve."""
         guards = replace(options.guards or Guards(), temperatures=(0.0,))
-        once = replace(options, timestamps=False, words=False, guards=guards)
+        one = replace(options, beam_size=1, patience=1.0, length_penalty=None)
+        once = replace(one, timestamps=False, words=False, guards=guards)
         return cls(context, bind(options, context), bind(once, context))
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import UsageError
 
 if TYPE_CHECKING:
     from langcodes import Language
 
-AUTO = "auto"
+AUTO: Final = "auto"
 """In place of a language: detect it."""
 
 _LISTED = """

@@ -36,6 +36,7 @@ from .presets import (
     BUNDLED,
     SPEECH_LLMS,
     Pair,
+    beams_of,
     locate,
     made_for,
     mismatch,
@@ -116,6 +117,7 @@ def _load_whisper(
         pair,
         device,
         loaded.engine,
+        beams_of(pair.target, folder) or 1,
         encoders,
     )
 

@@ -19,15 +19,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from forescribe.speculative.models import hub
-from forescribe.speculative.models.checkpoint import CONFIG, missing
+from forescribe.speculative.models.checkpoint import CONFIG, GENERATION, missing
 from forescribe.speculative.models.hub import HubError, Role, find, folder_or_hub_id, local
+from forescribe.speculative.requests import MOST_BEAMS
 
 from ..errors import ModelError, UsageError
 from .conversion import ctranslate2, openai_pt
 from .conversion.converting import user_cache
-from .languages import LANGUAGES, read_languages
+from .languages import AUTO, LANGUAGES, read_languages
 
 ENGLISH = frozenset({"en"})
 FRENCH, JAPANESE = frozenset({"fr"}), frozenset({"ja"})
@@ -58,11 +60,17 @@ SPEECH_LLMS = ("qwen3_asr", "voxtral", "granite_speech", "glmasr")
 
 def model_type(folder: Path) -> str | None:
     """What the config.json of a folder says; None where it cannot be read."""
+    stated = _stated(folder, CONFIG)
+    return None if stated is None else str(stated.get("model_type"))
+
+
+def _stated(folder: Path, name: str) -> dict[str, Any] | None:
+    """The content of a JSON file; None where it cannot be read."""
     try:
-        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        stated = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return str(stated.get("model_type")) if isinstance(stated, dict) else None
+    return stated if isinstance(stated, dict) else None
 
 
 def lacks(folder: Path) -> str | None:
@@ -109,6 +117,14 @@ def as_model_error() -> Iterator[None]:
 
 
 DEFAULT = "large"
+
+BEAMS = 5
+"""Of a search: the default of faster-whisper, and of openai/whisper's command."""
+
+SEARCHED_WIDTH = 768
+"""The widest Whisper, small, that is searched with `BEAMS` by default. Drafts gain nothing on so small a
+model, and beams write fewer wrong words: on larger ones drafts pay."""
+
 BUNDLED, BUNDLED_DRAFT = "tiny.en", "tiny.en-draft"
 TURBO = "openai/whisper-large-v3-turbo"
 QWEN, SMALL_QWEN = "Qwen/Qwen3-ASR-1.7B-hf", "Qwen/Qwen3-ASR-0.6B-hf"
@@ -116,6 +132,9 @@ ALIASES = {"demo": BUNDLED}
 """Other names of presets."""
 
 NO_DRAFT = "none"
+
+BeamSize = int | Literal["auto"]
+"""Beams of every window, 1 for the most probable tokens; "auto": `BEAMS` where these are doubtful."""
 
 ALIGNER = "openai/whisper-tiny"
 """Times the words of models whose decoder does not attend to the audio; in English `BUNDLED` does."""
@@ -134,14 +153,16 @@ class Draft:
 class Preset:
     """A target with the drafts that fit it.
 
-    `drafts` in order of preference: the first that covers the language is taken. `note` says in
-    one line what to expect. Names without a slash are folders of this package, others hub ids.
+    `drafts` in order of preference: the first that covers the language is taken. `beams` search its windows
+    unless a call says otherwise, and then nothing is drafted. `note` says in one line what to expect. Names
+    without a slash are folders of this package, others hub ids.
     """
 
     name: str
     target: str
     drafts: tuple[Draft, ...] = ()
     note: str = ""
+    beams: int = 1
 
     @property
     def licence(self) -> str:
@@ -239,21 +260,17 @@ PRESETS: Mapping[str, Preset] = {
             (Draft("distil-whisper/distil-medium.en", ENGLISH),),
             "English only",
         ),
-        Preset("small", "openai/whisper-small", _TINY, "drafts for all languages"),
-        Preset("small.en", "openai/whisper-small.en", _TINY_EN, "English only"),
-        Preset("base", "openai/whisper-base", _TINY, "the draft is half as large: little gain"),
-        Preset(
-            "base.en",
-            "openai/whisper-base.en",
-            _TINY_EN,
-            "English only; the draft is half as large: little gain",
-        ),
-        Preset("tiny", "openai/whisper-tiny", (), "no smaller model exists to draft for it"),
+        Preset("small", "openai/whisper-small", _TINY, "five beams", BEAMS),
+        Preset("small.en", "openai/whisper-small.en", _TINY_EN, "five beams; English only", BEAMS),
+        Preset("base", "openai/whisper-base", _TINY, "five beams", BEAMS),
+        Preset("base.en", "openai/whisper-base.en", _TINY_EN, "five beams; English only", BEAMS),
+        Preset("tiny", "openai/whisper-tiny", (), "five beams", BEAMS),
         Preset(
             BUNDLED,
             BUNDLED,
             (Draft(BUNDLED_DRAFT, ENGLISH),),
-            "bundled, no download: English only, stored in 8 bits; also called demo",
+            "bundled, no download; five beams; English only, stored in 8 bits; also called demo",
+            BEAMS,
         ),
         Preset(
             "turbo",
@@ -271,7 +288,13 @@ PRESETS: Mapping[str, Preset] = {
                 ("distil-medium.en", "medium.en, its own words"),
             )
         ),
-        Preset("distil-small.en", "distil-whisper/distil-small.en", (), "English only"),
+        Preset(
+            "distil-small.en",
+            "distil-whisper/distil-small.en",
+            (),
+            "five beams; English only",
+            BEAMS,
+        ),
         *(
             Preset(
                 name, target, drafts, f"a speech LLM{kind}; published weights were never run here"
@@ -292,7 +315,12 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
-def resolve(model: str | None, draft: str | None, language: str | None = None) -> Pair:
+def resolve(
+    model: str | None,
+    draft: str | None,
+    language: str | None = None,
+    beam_size: BeamSize | None = None,
+) -> Pair:
     """The pair for a user's names.
 
     Args:
@@ -300,8 +328,10 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
             (`base.pt`) where that program keeps it; None for `large`.
         draft: likewise; None for the target's own, "none" for no draft model.
         language: ISO 639-1 code of the audio if it is known, for the choice among drafts.
+        beam_size: of the calls; None: the target's own.
 
-    A target without a preset has no default draft: name one, or it is decoded without drafts.
+    A target without a preset has no default draft, nor has one whose windows are all searched with beams:
+    name one, or it is decoded without drafts.
 
     Raises ModelError for a name that is neither preset, nor hub id, nor folder.
     """
@@ -312,11 +342,30 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     if draft is not None:
         return Pair(target, *_named_draft(draft))
     own = preset.drafts_for(language) if preset else ()
-    if preset is None or not own:
+    if preset is None or not own or (beam_size or preset.beams) not in (1, AUTO):
         return Pair(target)
     first, *others = own
     rest = _folder_or_id(others[0].name) if others else None
     return Pair(target, _folder_or_id(first.name), first.languages, rest)
+
+
+def beams_of(target: str | Path, folder: Path | None = None) -> int | None:
+    """With how many beams a target's windows are searched unless a call says otherwise: what its preset says;
+    without one what its `folder` says as `num_beams`, which transformers' `generate` reads too, or its width.
+    None where the folder is unknown. It depends on the model alone, never on the machine."""
+    preset = next((p for p in PRESETS.values() if _folder_or_id(p.target) == target), None)
+    if preset is not None:
+        return preset.beams
+    if folder is None or (stated := _stated(folder, CONFIG)) is None:
+        return None
+    if stated.get("model_type") in SPEECH_LLMS:
+        return 1
+    own = (_stated(folder, GENERATION) or {}).get("num_beams")
+    if type(own) is int and 0 < own <= MOST_BEAMS:
+        return own
+    if not isinstance(width := stated.get("d_model"), int):  # CTranslate2's, before it is converted
+        return None
+    return BEAMS if width <= SEARCHED_WIDTH else 1
 
 
 def mismatch(draft: str | Path, target: str | Path, problem: str) -> ModelError:

@@ -118,6 +118,7 @@ class SpeechLLM:
         default_factory=dict, init=False
     )
     attends: ClassVar[bool] = False
+    beams: ClassVar[int] = 1
     shared_encoder: ClassVar[bool] = False
     prompt_room: ClassVar[int] = PROMPT_ROOM
 

@@ -61,6 +61,7 @@ class Whisper:
     pair: Pair
     device: Device
     engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
+    beams: int = 1  # with which its windows are searched unless a call says otherwise
     native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
     attends: ClassVar[bool] = True
     """Its decoder attends to the encoder states. So it writes timestamps, its attention says when words are

@@ -81,10 +81,10 @@ class Plan:
 
 def span_of(values: Sequence[Any]) -> WindowSpan:
     """A span from JSON. Raises TypeError or ValueError for other values."""
-    start, end, speech, voiced, level_db = values
+    start, end, speech, voiced, *levels = values  # versions before knew one level
     runs = None if voiced is None else tuple((int(a), int(b)) for a, b in voiced)
-    level = None if level_db is None else float(level_db)
-    return WindowSpan(int(start), int(end), bool(speech), runs, level)
+    known = (None if level is None else float(level) for level in levels)
+    return WindowSpan(int(start), int(end), bool(speech), runs, *known)
 
 
 def plan_of(
@@ -116,7 +116,7 @@ def planned_windows(
                 span, index = next(coming, None), index + 1
                 if span is None:
                     raise ValueError(f"the recording is longer than the {at} samples of its plan")
-            start, end, speech, voiced, level_db = span
+            start, end, speech, voiced, *levels = span
             part, block = block[: end - at], block[end - at :]
             at += len(part)
             if speech and index not in skip:
@@ -124,7 +124,10 @@ def planned_windows(
             if at == end:
                 if index not in skip:
                     own = np.concatenate(held) if speech else part[:0].copy()
-                    yield Window(index, start, end, speech, own, voiced, level_db=level_db)
+                    level, faint = levels
+                    yield Window(
+                        index, start, end, speech, own, voiced, level_db=level, faint_db=faint
+                    )
                 span, held = None, []
     if span is not None or next(coming, None) is not None:
         raise ValueError(f"the recording ends at sample {at}, before its plan does")

@@ -141,7 +141,9 @@ class Cutter:
         piece = self.undecided.next(self.options, silent, skip_silence=self.skip_silence)
         if piece.speech:
             yield from self._end_silence()
-            yield self._window(piece, voiced=runs_of(piece.scores >= VOICE, FRAME, piece.start))
+            heard = piece.scores >= VOICE
+            faint_db = self.loudness.faint_db(piece.samples, heard)
+            yield self._window(piece, voiced=runs_of(heard, FRAME, piece.start), faint_db=faint_db)
             return
         self.silence = self.silence or _Frames(piece.start)
         loud = self.loudness.stands_out(piece.others)
@@ -154,7 +156,8 @@ class Cutter:
         piece = self.silence.next(LOUD, self.silent_from is not None)
         if piece.speech and np.count_nonzero(piece.active) >= LEAST_LOUD:
             yield from self._silent(piece.start)
-            yield self._window(piece, level_db=level_of(piece.samples))
+            level_db, faint_db = level_of(piece.samples), self.loudness.faint_db(piece.samples)
+            yield self._window(piece, level_db=level_db, faint_db=faint_db)
         elif self.silent_from is None:
             self.silent_from = piece.start
 
@@ -171,14 +174,21 @@ class Cutter:
             self.index, self.silent_from = self.index + 1, None
 
     def _window(
-        self, piece: _Piece, *, voiced: Iterable[Run] = (), level_db: float | None = None
+        self,
+        piece: _Piece,
+        *,
+        voiced: Iterable[Run] = (),
+        level_db: float | None = None,
+        faint_db: float | None = None,
     ) -> Window:
         index, start, end = self.index, piece.start, piece.start + len(piece.samples)
         self.index += 1
         runs = within(voiced, start, end)
         speech = level_db is None or _hinted(piece.others)
         samples = piece.samples if speech else piece.samples[:0].copy()
-        return Window(index, start, end, speech, samples, runs, level_db=level_db)
+        return Window(
+            index, start, end, speech, samples, runs, level_db=level_db, faint_db=faint_db
+        )
 
 
 class _Ahead:

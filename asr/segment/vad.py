@@ -132,6 +132,9 @@ BELOW_SPEECH = 20
 """dB: what is less than this above the noise of its recording, or more than this below its speech, is plainly
 quiet."""
 
+LOUD, HALF_SECOND = 0.9, 16
+"""The share of frames with a voice below the loud ones, and frames."""
+
 QUIETEST = -120
 """dB: the lowest level that is told from others."""
 
@@ -145,7 +148,7 @@ class Loudness:
 
     def __init__(self) -> None:
         self._frames = np.zeros(1 - QUIETEST, np.int64)  # by level
-        self._voiced = self._frames
+        self._voiced = self._loud = self._frames
         self._last = np.float32(0)
 
     def hear(self, samples: Samples, voiced: NDArray[np.bool_]) -> Levels:
@@ -158,6 +161,9 @@ class Loudness:
         places = np.clip(np.rint(levels).astype(np.int64), QUIETEST, 0) - QUIETEST
         self._frames = self._frames + np.bincount(places, minlength=1 - QUIETEST)
         self._voiced = self._voiced + np.bincount(places[voiced], minlength=1 - QUIETEST)
+        whole = np.nan_to_num(_levels(_frames(samples)[voiced]), nan=0.0, posinf=0.0)
+        places = np.clip(np.rint(whole).astype(np.int64), QUIETEST, 0) - QUIETEST
+        self._loud = self._loud + np.bincount(places, minlength=1 - QUIETEST)
         return levels
 
     def stands_out(self, levels: Levels) -> NDArray[np.bool_]:
@@ -166,6 +172,17 @@ class Loudness:
         if self._voiced.any():
             limit = max(limit, _quantile(self._voiced, 0.5) - BELOW_SPEECH)
         return levels >= limit
+
+    def faint_db(self, samples: Samples, heard: NDArray[np.bool_] | None = None) -> float | None:
+        """How far the loudest half second of samples, or half of fewer, is below the loud frames with a
+        voice; of those frames alone that are `heard`. None where there are none. By their whole levels: a
+        voice that came through a wall or a telephone has lost its high tones, and is as loud."""
+        levels = _levels(_frames(np.pad(samples, (0, -len(samples) % FRAME))))
+        levels = levels if heard is None else levels[heard]
+        if not len(levels) or not self._loud.any():
+            return None
+        loudest = np.sort(levels)[-min(HALF_SECOND, -(-len(levels) // 2)) :]
+        return max(0.0, _quantile(self._loud, LOUD) - float(loudest[0]))
 
 
 def level_of(samples: Samples) -> float:

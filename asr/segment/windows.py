@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from .vad import FRAME, Probabilities
+
+if TYPE_CHECKING:
+    from forescribe.speculative.requests import Source
 
 Samples = NDArray[np.float32]
 
@@ -110,6 +113,15 @@ class WindowSpan(NamedTuple):
     speech: bool
     voiced: tuple[Run, ...] | None = None
     level_db: float | None = None
+    faint_db: float | None = None
+
+
+class Withheld(NamedTuple):
+    """What was cut off an answer: tokens, their log-probabilities and sources."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    sources: tuple[Source, ...]
 
 
 @dataclass(frozen=True)
@@ -120,10 +132,12 @@ class Window:
     the window may have any length and holds no samples: ten silent minutes are one record. `voiced` are the
     runs of the window in which a detector heard a voice (`VOICE`), in order; None if nothing listened. What
     is loud though no voice was heard has a `level_db` against full scale; with speech it is `unheard`.
+    `faint_db` is how far its voice is below the loud voices of the recording, up to where it was cut.
 
     `part` is above 0 for what is left of a cut window whose model closed its answer early: the number of
     answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
-    `before` are the tokens of the last one, which its model does not read if it is to be decoded `alone`.
+    `before` are the tokens of the last one, which its model does not read if it is to be decoded `alone`, and
+    `withheld` what was cut off it.
     `guess` is how its answer probably begins. A `tentative` window ends where the audio ends so far: what its
     answer leaves of it is not decoded. Raises ValueError for inconsistent values.
     """
@@ -137,10 +151,12 @@ class Window:
     part: int = 0
     language: str | None = None
     before: tuple[int, ...] = ()
+    withheld: Withheld | None = None
     alone: bool = False
     guess: tuple[int, ...] = ()
     tentative: bool = False
     level_db: float | None = None
+    faint_db: float | None = None
 
     def __post_init__(self) -> None:
         if self.index < 0 or not 0 <= self.start < self.end:
@@ -164,14 +180,22 @@ class Window:
     @property
     def span(self) -> WindowSpan:
         """The window without its samples."""
-        return WindowSpan(self.start, self.end, self.speech, self.voiced, self.level_db)
+        return WindowSpan(
+            self.start, self.end, self.speech, self.voiced, self.level_db, self.faint_db
+        )
 
     def without_samples(self) -> Window:
         """The window once it has been decoded."""
         return replace(self, samples=np.zeros(0, np.float32))
 
     def rest(
-        self, start: int, language: str, before: tuple[int, ...], *, alone: bool = False
+        self,
+        start: int,
+        language: str,
+        before: tuple[int, ...],
+        withheld: Withheld | None = None,
+        *,
+        alone: bool = False,
     ) -> Window:
         """The window from sample `start` on, as the next part of this one, which has the answer `before`."""
         return replace(
@@ -182,6 +206,7 @@ class Window:
             part=self.part + 1,
             language=language,
             before=before,
+            withheld=withheld,
             alone=alone,
             guess=(),
         )

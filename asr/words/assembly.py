@@ -16,6 +16,7 @@ Knows tokens, text, times and features; nothing of models.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ import numpy as np
 from ..formats.transcript_parts import SAMPLE_RATE, TokenSource, Word
 from ..model.languages import SPACELESS
 from ..model.tokens import WhisperTokens
-from ..segment.windows import runs_of
+from ..segment.windows import Run, runs_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,12 @@ REACH = (round(0.1 * SAMPLE_RATE), round(0.3 * SAMPLE_RATE))
 SHORTEST_WORD = round(0.02 * SAMPLE_RATE)
 """A word lasts at least a step of the alignment, whose path puts several tokens on one frame where there are
 more tokens than frames, or where the attention is weak."""
+
+NEAR = round(0.1 * SAMPLE_RATE)
+"""Voice activity begins later than a voice, and ends earlier, by less than this."""
+
+FARTHEST = round(2.0 * SAMPLE_RATE)
+"""Words are moved no farther to a voice: where there is none so near, it was not heard."""
 
 GAP = round(0.3 * SAMPLE_RATE)
 """A word is extended over at most this much to the pause or the word next to it; a longer gap is speech
@@ -178,13 +185,15 @@ def assemble_words(
     sources: Sequence[TokenSource] | None = None,
     *,
     length: int,
+    voiced: Sequence[Run] = (),
 ) -> list[tuple[Word, ...]]:
     """The words of a window's segments, in samples of the recording; the window starts at `offset` and has
     `length` samples.
 
     `segments` are tokens with their text, in order. `times` and `sources` are of all their tokens
-    joined; `pauses` may reach over the window's end. The words of a segment joined are its text, and each
-    lies in its window and takes time.
+    joined; `pauses` may reach over the window's end; `voiced` is where a voice was heard, in samples of the
+    recording, nothing where nobody listened. The words of a segment joined are its text, and each lies in its
+    window and takes time.
     """
     position, words, counts = 0, list[_TimedWord](), list[int]()
     for tokens, text in segments:
@@ -202,6 +211,7 @@ def assemble_words(
     inside = [Pause(p.start, min(p.end, length)) for p in pauses if p.start < length]
     _move_to_pauses(words, inside)
     _shorten(words)
+    _move_to_voice(words, [(start - offset, end - offset) for start, end in voiced])
     _set_apart(words, length)
     timed = (
         Word(w.text, offset + w.start, offset + w.end, w.probability, sources=w.sources)
@@ -314,6 +324,26 @@ def _shorten(words: Sequence[_TimedWord]) -> None:
             elif ends or number == len(words) - 1:
                 word.end = word.start + longest
         after_end = ends
+
+
+def _move_to_voice(words: Sequence[_TimedWord], voiced: Sequence[Run]) -> None:
+    """Have words that lie where no voice is begin with the voice behind them, if they begin a sentence, the
+    next word begins with it, or it is nearer than the voice before them: the alignment takes a breath for the
+    first word. Such a word has at most half of the time up to the end of the next one."""
+    for number in reversed(range(len(words)) if voiced else ()):
+        word, following = words[number], words[number + 1 : number + 2]
+        if any(a - NEAR < word.end and word.start < b + NEAR for a, b in voiced):
+            continue
+        place = min((a for a, _ in voiced if a >= word.end), default=math.inf)
+        before = max((b for _, b in voiced if b <= word.start), default=-math.inf)
+        begins = not number or words[number - 1].last_character in SENTENCE_END
+        begins |= any(w.start - place <= GAP for w in following)
+        near = begins or place - word.end <= word.start - before
+        if place - word.end > FARTHEST or not near or any(w.end <= place for w in following):
+            continue
+        word.start, word.end = int(place), int(place) + word.end - word.start
+        for after in following:
+            word.end = min(word.end, max(after.start, (word.start + after.end) // 2))
 
 
 def _set_apart(words: Sequence[_TimedWord], length: int) -> None:

@@ -133,6 +133,15 @@ def _term(number: int, line: str) -> Term:
     return Term(text, spoken, weight)
 
 
+def _plain(term: Term) -> Term | None:
+    """A term without its possessive; None where it has none, or a form of its own in speech."""
+    ending = next((e for e in POSSESSIVE if term.text.endswith(e)), None)
+    if ending is None or term.spoken != term.text:
+        return None
+    text = term.text.removesuffix(ending)
+    return Term(text, text, term.weight) if letters(text) else None
+
+
 def letters(text: str) -> str:
     """Letters and digits, without case and accents; with the vowel signs and voicing marks of Asia."""
     marked = unicodedata.normalize("NFKD", text.casefold())
@@ -158,9 +167,15 @@ class TermList:
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self.terms = terms
-        self._letters = [letters(term.spoken) for term in terms]
+        # A term in the possessive is looked for without it too: what was spoken decides.
+        self._sought = (*terms, *(plain for term in terms if (plain := _plain(term)) is not None))
+        self._letters = [letters(term.spoken) for term in self._sought]
         self._sounds = list(map(_sound, self._letters))
-        self._written = [letters(term.text) for term in terms]
+        self._written = [letters(term.text) for term in self._sought]
+        self._plain = [
+            None if (plain := _plain(term)) is None else letters(plain.text)
+            for term in self._sought
+        ]
         most = max((len(term.spoken.split()) for term in terms), default=0) + 1
         self._most, self._longest = (
             min(max(most, 3), MOST_WORDS),
@@ -197,12 +212,15 @@ class TermList:
         for number, span in numbers:
             first, last, ending, form = spans[span]
             written, likeness = self._written[number], float(alike[number, span])
+            plain = self._plain[number]
+            if any(other == plain and a < last and first < b for a, b, other in right):
+                continue  # its name is written, and that it is a possessive says nothing of this place
             # A term that is written already is left alone, unless it is a part of another one.
             if form == written or all(
                 b <= first or last <= a or (other in written and other != written)
                 for a, b, other in right
             ):
-                found.append(Candidate(first, last, self.terms[number], likeness, ending, form))
+                found.append(Candidate(first, last, self._sought[number], likeness, ending, form))
         return sorted(found, key=lambda candidate: -candidate.likeness)
 
 

@@ -44,7 +44,7 @@ LENGTHS_S = (2.0, 4.0, 7.0, 12.0, 20.0, 29.0, 45.0, 60.0)
 WAYS: dict[str, Options] = {
     "words": Options(words=True, guards=Guards()),
     "five beams": Options(beam_size=5),
-    "beams where doubtful": Options(beam_size=None),
+    "beams where doubtful": Options(beam_size="auto"),
     "sampled": Options(guards=Guards(temperatures=(0.8,), compression_ratio=None, logprob=None)),
     "terms": Options(terms=("Gutenberg", "flour")),
     "quiet": Options(),
@@ -86,7 +86,9 @@ def expectations(bench: Bench, model: str, paths: Mapping[str, Sequence[Path]]) 
     known = json.loads(bench.expected.read_text()) if bench.expected.is_file() else {}
     key = Path(model).name
     if key not in known:
-        cpu = Transcriber.load(model, device="cpu", dtype="float32", batch=8, network=False)
+        cpu = Transcriber.load(
+            model, device="cpu", dtype="float32", batch=8, network=False, beam_size=1
+        )
         known[key] = {
             way: {stem: asdict(each) for stem, each in written(cpu, paths[way], options).items()}
             for way, options in WAYS.items()
@@ -153,6 +155,7 @@ def beside(
         batch=8,
         gamma=5,
         network=False,
+        beam_size=1,
     )
     for way, options in WAYS.items():
         found = written(loaded, paths[way], options)
@@ -223,7 +226,12 @@ def speed(bench: Bench, model: str) -> Record:
             soundfile.write(short[-1], piece, RATE, subtype="PCM_16")
         batch = max(bench.batches)
         loaded = Transcriber.load(
-            model, draft_of(model), device=bench.device.name, batch=batch, network=False
+            model,
+            draft_of(model),
+            device=bench.device.name,
+            batch=batch,
+            network=False,
+            beam_size=1,
         )
         finder = SpeakerFinder(load_diarizer("embedded", device=bench.device.name))
         for what, paths in (("one long", [long]), ("many short", short)):
@@ -272,6 +280,7 @@ def uploads(bench: Bench, model: str) -> Record:
         device=bench.device.name,
         batch=max(bench.batches),
         network=False,
+        beam_size=1,
     )
     with TemporaryDirectory() as name:
         paths = [Path(name, f"{each.name}.flac") for each in clips]

@@ -32,6 +32,7 @@ from benchmarks import provenance
 from benchmarks.comparison import layout, say
 from benchmarks.systems.jobs import LANGUAGE, use_threads
 from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.model.presets import BeamSize
 
 REFERENCE = "faster-whisper"
 HEAD = (
@@ -153,7 +154,7 @@ class Texts:
     error: str | None = None
 
 
-def ours(task: Task, beams: int | None) -> Transcribe:
+def ours(task: Task, beams: BeamSize | None) -> Transcribe:
     from forescribe.asr.decode.options import Guards
     from forescribe.asr.decode.transcriber import Options, Transcriber
 
@@ -248,9 +249,9 @@ def openai_whisper(task: Task) -> Transcribe:
 
 
 SYSTEMS: dict[str, Callable[[Task], Transcribe]] = {
-    "forescribe": lambda task: ours(task, 1),
-    "forescribe, beams where doubtful": lambda task: ours(task, None),
-    "forescribe, five beams": lambda task: ours(task, 5),
+    "forescribe": lambda task: ours(task, None),
+    "forescribe, beams where doubtful": lambda task: ours(task, "auto"),
+    "forescribe, one beam": lambda task: ours(task, 1),
     "faster-whisper": lambda task: faster_whisper(task, 5, batched=False),
     "faster-whisper, greedy": lambda task: faster_whisper(task, 1, batched=False),
     "faster-whisper, batched": lambda task: faster_whisper(task, 5, batched=True),

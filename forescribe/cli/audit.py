@@ -59,7 +59,7 @@ def audit(**values: Any) -> None:
     from forescribe.speculative.device import choose
     from forescribe.speculative.model_engines import ModelEngine, draft_device
 
-    pair = resolve(options.model, options.draft, read_languages(options.language).one)
+    pair = resolve(options.model, options.draft, read_languages(options.language).one, 1)
     sources = check_readable(map(Source, options.audio))
     if any_readable(sources):
         device = choose(options.device, options.dtype, options.quantize)

@@ -175,6 +175,7 @@ class Totals:
     speakers: int = 0  # of the last one
     drafting: object = None  # what `auto` has decided, by the last one
     engines: set[str] = field(default_factory=set)
+    searches: set[str] = field(default_factory=set)
     drafts: Counter[str] = field(default_factory=Counter)  # drafted, accepted, rounds
 
     def add(self, transcript: Transcript) -> None:
@@ -186,6 +187,8 @@ class Totals:
         stats: Mapping[str, Any] = transcript.stats
         self.drafting = stats.get("drafting")
         self.engines.add(str(transcript.settings.get("engine")))
+        if (search := stats.get("search")) is not None:
+            self.searches.add(search)
         self.drafts.update({name: stats.get(name, 0) for name in ("drafted", "accepted", "rounds")})
         if transcript.language in SPACELESS:
             self.characters += sum(map(str.isalnum, transcript.text))
@@ -209,10 +212,11 @@ class Totals:
 
     @property
     def figures(self) -> str:
-        """What drafts brought, what was decided about them, and what computed."""
+        """How texts were searched, what drafts brought, what was decided about them, and what computed."""
+        searched = "".join(f"{search}; " for search in sorted(self.searches))
         brought = acceptance(**self.drafts) or "no drafts"
         decided = f"auto: {self.drafting}; " if self.drafting else ""
-        return f"{brought}; {decided}engine {', '.join(sorted(self.engines))}"
+        return f"{searched}{brought}; {decided}engine {', '.join(sorted(self.engines))}"
 
 
 class Screen(Progress):

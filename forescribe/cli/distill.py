@@ -112,7 +112,7 @@ def distill(**values: Any) -> None:
         shown = "; ".join(str(source.error) for source in sources[:3])
         raise UsageError(f"none of these recordings can be read: {shown}")
     draft = "none" if options.layers is not None else options.draft
-    known = resolve(options.model, draft, read_languages(options.language).one)
+    known = resolve(options.model, draft, read_languages(options.language).one, 1)
     if known.draft is None and options.layers is None:
         raise UsageError(
             "this model has no draft to begin with: name one with --draft, or take layers of the model "
@@ -128,7 +128,7 @@ def distill(**values: Any) -> None:
             bar("loading", 0, None, "")
             transcriber = Transcriber.load(
                 options.model,
-                draft,
+                draft if known.draft is None else str(known.draft),
                 language=options.language,
                 device=options.device,
                 batch=options.batch_size,
@@ -137,7 +137,7 @@ def distill(**values: Any) -> None:
             )
 
         def label(store: LabelStore, until: Callable[[], bool]) -> list[Skipped]:
-            decoding = Options(language=options.language)
+            decoding = Options(language=options.language).settled(1)
             return skipped + label_recordings(
                 transcriber, store, names, decoding, until=until, stop=stop, hook=bar
             )

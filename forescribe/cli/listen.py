@@ -133,7 +133,7 @@ class ListenOptions(SpeechOptions, SpeakerOptions):
                 "add -o FOLDER for files with speakers"
             )
         self.check_speakers()
-        _ = self.decoding
+        self.check_search()
 
     def _check_input(self) -> None:
         if self.audio not in (None, "-"):

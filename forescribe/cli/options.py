@@ -322,6 +322,26 @@ class LoadOptions(ModelOptions, PerformanceOptions):
 class SpeechOptions(LoadOptions, DecodingOptions):
     """A speech model, and what it decodes."""
 
+    def check_search(self) -> None:
+        """Raises UsageError where the search, as far as it is known by now, contradicts other options: of
+        drafts that are asked for nothing would come."""
+        from forescribe.asr.model.presets import NO_DRAFT, beams_of, resolve
+        from forescribe.speculative.models.hub import find
+
+        target = resolve(self.model, NO_DRAFT).target
+        decoding = self.decoding.settled(beams_of(target, find(target)) or 1)
+        asked = {
+            "--draft": self.draft if self.draft != NO_DRAFT else None,
+            "--gamma": self.drafts,
+            "--reference-text": decoding.hint,
+        }
+        given = next((name for name, value in asked.items() if value), None)
+        if given is not None and decoding.beams is not None and not decoding.drafted:
+            raise UsageError(
+                f"{given} is for the most probable words, and {self.model or 'the model'} is searched with "
+                f"{decoding.beams.size} beams, which have no drafts: add --beam-size 1, or auto"
+            )
+
     def load(self, tell: Callable[[str], None]) -> Transcriber:
         """Load it; `tell` is told what would make it faster. Raises ModelError, DeviceError, UsageError."""
         from forescribe.asr.decode.transcriber import Transcriber
@@ -334,6 +354,7 @@ class SpeechOptions(LoadOptions, DecodingOptions):
             language=self.language,
             batch=self.batch_size,
             network=not self.local_files_only,
+            beam_size=self.decoding.beam_size,
             **self.load_arguments(),
         )
         kind = transcriber.whisper.device.kind

@@ -147,7 +147,7 @@ def _batch(
     from forescribe.asr.batch.inputs import any_readable
     from forescribe.asr.batch.ledger import settings_hash, weights_hash
     from forescribe.asr.batch.spool import Spool
-    from forescribe.asr.model.presets import check_request, locate, resolve
+    from forescribe.asr.model.presets import beams_of, check_request, locate, resolve
     from forescribe.speculative.models.hub import find
 
     target = resolve(options.model, options.draft).target
@@ -156,10 +156,12 @@ def _batch(
         settings = ""
         if any_readable(sources):  # else neither weights nor a model are looked for
             network = not (options.local_files_only or options.dry_run)
-            folder = locate(target) if network else find(target)
+            folder = find(target)
+            if network or folder is not None:
+                folder = locate(target, network=network)
             settings = settings_hash(
                 {
-                    **options.result_settings(),
+                    **options.result_settings(beams_of(target, folder)),
                     **(options.speaker_settings(network=network) if options.names_speakers else {}),
                     "model": str(target) if folder is None else weights_hash(folder),
                 }

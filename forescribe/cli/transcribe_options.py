@@ -142,12 +142,7 @@ class TranscribeOptions(RunOptions, SpeakerOptions, SpeechOptions):
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
             what = "speakers" if self.diarize else "subtitle options"
             raise UsageError(f"{what} need the words' times: leave out --no-word-timestamps")
-        size = self.decoding.beam_size
-        if size not in (1, None) and self.drafts:
-            raise UsageError(
-                f"--gamma {self.gamma} drafts the most probable words, and --beam-size {size} writes no "
-                "drafts; leave out one of them, or use --beam-size auto"
-            )
+        self.check_search()
 
     @property
     def workers_at(self) -> str | None:
@@ -189,8 +184,10 @@ class TranscribeOptions(RunOptions, SpeakerOptions, SpeechOptions):
         words = bool(self.wants_words) or not self.line_rules.plain
         return replace(self.decoding, words=words)
 
-    def result_settings(self) -> dict[str, Any]:
-        """The options that decide a result's words, for its fingerprint; defaults are left out."""
+    def result_settings(self, beams: int | None = None) -> dict[str, Any]:
+        """The options that decide a result's words, for its fingerprint; defaults are left out. `beams` are
+        the model's own."""
+        decoding = self.decoding.settled(beams)
         values = {field.name: getattr(self, field.name) for field in fields(self)} | {
             "word_timestamps": self.wants_words,
             # An option that is gone: without it, all results of the version before would be made again.
@@ -198,7 +195,7 @@ class TranscribeOptions(RunOptions, SpeakerOptions, SpeechOptions):
         }
         for name, own in DECLARED.items():
             if own.kept is not None:
-                values[own.flags[0].name] = own.kept(getattr(self.decoding, name))
+                values[own.flags[0].name] = own.kept(getattr(decoding, name))
         return {
             name: value
             for name, value in values.items()

@@ -18,8 +18,9 @@ from tests.asr.detectors import EnergyDetector
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / part) for part in ("asr", "forescribe", "speculative", "diarize"))
-ROUND = "run_round"
-"""A frame of every round; prefills have none."""
+ROUNDS = {"run_round": ["--beam-size", "1"], "beam_round": []}
+"""A frame of every round, of the most probable words and of beams, with what asks for it; prefills have
+neither."""
 
 FROM_THE_COMMAND = 9
 FROM_TRANSCRIBE_TO_STEP = 3
@@ -53,8 +54,8 @@ def stacks(monkeypatch) -> Iterator[list[Stack]]:
     yield seen
 
 
-def rounds(stacks: list[Stack]) -> list[Stack]:
-    found = [frames for frames in stacks if ROUND in {name for _, name in frames}]
+def rounds(stacks: list[Stack], name: str) -> list[Stack]:
+    found = [frames for frames in stacks if name in {called for _, called in frames}]
     assert found, "the hook has not seen a round"
     return found
 
@@ -66,24 +67,25 @@ def clip(folder: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("name", ROUNDS)
 def test_few_functions_lie_between_the_command_and_the_forward_pass(
-    stacks, tmp_path, monkeypatch
+    stacks, tmp_path, monkeypatch, name
 ) -> None:
     arguments = ["transcribe", clip(tmp_path), "--model", "tiny.en", "-o", str(tmp_path / "out")]
-    arguments += ["--engine", "modules"]  # whose layers the hook sees
+    arguments += [*ROUNDS[name], "--engine", "modules"]  # whose layers the hook sees
     monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
     try:
         main()
     except SystemExit as end:
         assert not end.code
-    for frames in rounds(stacks):
-        first = next(n for n, (_, name) in enumerate(frames) if name == "transcribe")
+    for frames in rounds(stacks, name):
+        first = next(n for n, (_, called) in enumerate(frames) if called == "transcribe")
         hops = frames[first:]
-        assert len(hops) <= FROM_THE_COMMAND, "\n".join(f"{f}: {name}" for f, name in hops)
+        assert len(hops) <= FROM_THE_COMMAND, "\n".join(f"{f}: {called}" for f, called in hops)
 
 
 def test_few_functions_lie_between_transcribe_and_the_engines_step(stacks, tmp_path) -> None:
-    transcriber = Transcriber.load("tiny.en", batch=2, gamma=2, engine="modules")
+    transcriber = Transcriber.load("tiny.en", batch=2, gamma=2, engine="modules", beam_size=1)
     transcriber.context.detector = EnergyDetector()
     (outcome,) = transcriber.transcribe([clip(tmp_path)], Options(language="en"))
     assert outcome.transcript is not None and outcome.transcript.text

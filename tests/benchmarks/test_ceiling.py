@@ -55,7 +55,7 @@ def counting() -> Iterator[Counter[str]]:
 
 @pytest.fixture(scope="module")
 def loaded() -> Transcriber:
-    return Transcriber.load("tiny.en", "none", batch=8, gamma=0)
+    return Transcriber.load("tiny.en", "none", batch=8, gamma=0, beam_size=1)
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
         word_timestamps=True,
         guards=False,
         gamma="3",
+        beam_size="1",
         batch_size=4,
         dtype="float32",
         threads=3,

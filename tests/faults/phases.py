@@ -87,15 +87,16 @@ def _killed_in(s: Server, phase: str, n: int, receiver: Receiver) -> list[str]:
     if phase == "upload":
         _die_in_upload(s)
         return []
-    (s.folder / f"die-{phase}").touch()
     made = []
     if phase in ("loading", "draining"):
-        made.append(_submit(s, n, receiver))
+        made.append(_submit(s, n, receiver))  # a slow machine may still be loading
+        (s.folder / f"die-{phase}").touch()
         s.process.send_signal(signal.SIGTERM if phase == "draining" else signal.SIGKILL)
         s.process.wait(START_S)
         if phase == "loading":
             s.start(alive=False)
     else:
+        (s.folder / f"die-{phase}").touch()
         made.append(_kept(s, n, receiver))
     until(lambda: s.process is not None and s.process.poll() is not None, PATIENCE_S, phase)
     holds(s.process.returncode == -signal.SIGKILL, f"{phase}: ended with {s.process.returncode}")

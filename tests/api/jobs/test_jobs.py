@@ -111,6 +111,15 @@ def test_events_tell_all_in_order_and_go_on_behind_any_of_them(client, long) -> 
         assert rest == [*log[n:-1], log[-1]]
 
 
+@pytest.mark.parametrize(("sent", "told"), [({}, 1), ({"beam_size": "auto"}, "auto")])
+def test_a_job_tells_how_its_windows_were_searched(client, sent, told) -> None:
+    """As the model is, of one beam here, unless it asks otherwise."""
+    job = submit(client, sound(2), **sent).json()["id"]
+    assert ended(client, job)["state"] == "succeeded"
+    whole = client.get(f"{JOBS}/{job}/result", params={"response_format": "transcript"}).json()
+    assert whole["settings"]["beam_size"] == told
+
+
 def test_silence_is_a_job_too(client) -> None:
     job = submit(client, silence(3)).json()["id"]
     assert ended(client, job)["state"] == "succeeded"

@@ -196,14 +196,15 @@ def test_turns(service) -> None:
 def test_a_session_is_changed_while_it_runs(service) -> None:
     with connected(service()) as socket:
         socket.append(noise(1))
+        wanted = {"prompt": "Ein Wort.", "beam_size": "auto"}
         changed = socket.configure(
-            audio={"input": {"turn_detection": VAD, "transcription": {"prompt": "Ein Wort."}}},
+            audio={"input": {"turn_detection": VAD, "transcription": wanted}},
             include=["item.input_audio_transcription.logprobs", "forescribe.hypothesis"],
         )
         shown = changed["audio"]["input"]
         assert shown["turn_detection"]["threshold"] == 0.5  # a default
         assert shown["transcription"]["language"] == "de"  # from before
-        assert shown["transcription"]["prompt"] == "Ein Wort."
+        assert wanted.items() <= shown["transcription"].items()
         assert shown["format"] == {"type": "audio/pcm", "rate": RATE}
         socket.send(
             "session.update", session={"audio": {"input": {"format": {"type": "audio/pcmu"}}}}
@@ -234,6 +235,7 @@ def test_a_session_is_changed_while_it_runs(service) -> None:
                 ("transcription", {"languages": []}, "transcription.languages", ""),
                 ("transcription", {"languages": ["en"]}, "transcription.languages", "not both"),
                 ("transcription", {"delay": "never"}, "transcription.delay", "minimal"),
+                ("transcription", {"beam_size": 0}, "transcription.beam_size", "greater than"),
                 ("transcription", {"prompt": "x" * 100_001}, "transcription.prompt", ""),
                 ("transcription", {KNOWN[0]: ["a"]}, f"transcription.{KNOWN[0]}", "needs diarize"),
                 ("format", {"type": "audio/opus"}, "format", "audio/pcm"),

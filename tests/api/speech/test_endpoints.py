@@ -14,6 +14,7 @@ from forescribe.api.speech.diarization import Speakers
 from forescribe.asr.decode.options import Guards
 from tests.api.conftest import FORM, RATE, Halves, silence, sound, wav
 from tests.asr.detectors import EnergyDetector
+from tests.asr.recordings import cut
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +159,21 @@ def test_a_handler_with_a_diarizer_has_the_routes_speakers(handler, service, mon
 def test_a_handlers_errors_have_the_same_key(handler, asked) -> None:
     made = handler(asked)
     assert list(made) == ["detail"] and made["detail"]
+
+
+def test_a_handler_searches_as_its_model_does(monkeypatch) -> None:
+    """The bundled one with five beams: its words are others without."""
+    from forescribe.api.speech.endpoint_handler import EndpointHandler
+
+    monkeypatch.setenv("ASR_MODEL", "tiny.en")
+    monkeypatch.delenv("ASSISTANT_MODEL", raising=False)
+    monkeypatch.delenv("DIARIZATION_MODEL", raising=False)
+    monkeypatch.setattr("forescribe.api.speech.huggingface_contract.Guards", Guards)
+    made = EndpointHandler()
+    try:
+        assert not made.session.context.whisper.drafts
+        inputs = wav(cut("memo.flac", (20, 25))[0])
+        text = made({"inputs": inputs, "parameters": {"language": "en"}})["text"]
+        assert "are worn" in text and "were worn" not in text
+    finally:
+        made.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -12,9 +13,12 @@ from forescribe.api.app import create_app
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
-from tests.api.conftest import memo, served, until
+from tests.api.conftest import memo, served, until, wav
+from tests.asr.recordings import cut
 
 MEMO = ("memo.wav", memo(3))
+WORN = ("worn.wav", wav(cut("memo.flac", (20, 25))[0]))
+"""Its words are others with beams ("are worn") than without ("were worn")."""
 KEY = new_key()
 
 
@@ -71,6 +75,27 @@ def test_every_field_of_the_contract_is_taken(client) -> None:
     )
     written = bytes(int(byte) for token in made.logprobs for byte in token.bytes)
     assert written.decode().strip() == made.text
+
+
+def test_an_upload_is_searched_as_the_model_is_unless_it_asks_otherwise(client, address) -> None:
+    """With five beams here. The contract of Hugging Face, which has no such parameter, is too."""
+    found = {
+        size: client.audio.transcriptions.create(
+            model="whisper-1", file=WORN, language="en", extra_body={"beam_size": size}
+        ).text
+        for size in ("5", "1", "auto")
+    }
+    plain = client.audio.transcriptions.create(model="whisper-1", file=WORN, language="en").text
+    assert plain == found["5"] != found["1"] and "are worn" in plain
+    assert "were worn" in found["auto"]
+    by_route = httpx.post(
+        f"{address.removesuffix('/v1')}/predict",
+        files={"file": WORN[1]},
+        data={"parameters": '{"language": "en"}'},
+        headers={"Authorization": f"Bearer {KEY}"},
+        timeout=60,
+    )
+    assert by_route.json()["text"] == plain
 
 
 def test_a_stream_is_deltas_and_one_done(client) -> None:

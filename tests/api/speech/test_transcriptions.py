@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from forescribe.api.speech.forms import TranscriptionForm, meant, parse
-from forescribe.asr.decode.transcriber import Options
+from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.words.terms import read_terms
+from forescribe.speculative.requests import Beams, Request
 from tests.api.conftest import silence, sound, wav
 from tests.api.contract import conforms
 
@@ -86,7 +87,6 @@ def test_the_words_are_those_of_the_transcriber(service, whisper, transcriber) -
     audio = sound(35, 3)
     made = post(service(), audio, response_format="verbose_json").json()
     from forescribe.asr.decode.options import Guards
-    from forescribe.asr.decode.transcriber import Transcriber
 
     alone = Transcriber(whisper, batch=4, gamma=2, detector=transcriber.context.detector)
     (outcome,) = alone.transcribe(
@@ -225,6 +225,36 @@ def test_hotwords_without_commas_are_text_before_every_window(hotwords, terms, p
     form = parse(TranscriptionForm, [("hotwords", hotwords)])
     found = Options(**meant(form))
     assert (found.terms, found.initial_prompt) == (terms, prompted)
+
+
+@pytest.mark.parametrize(("sent", "size"), [(None, None), ("1", 1), ("5", 5), ("auto", "auto")])
+def test_a_form_asks_for_beams_or_leaves_them_to_the_model(sent, size) -> None:
+    form = parse(TranscriptionForm, [("beam_size", sent)] if sent is not None else [])
+    again = TranscriptionForm.model_validate_json(form.model_dump_json())  # as a job is stored
+    assert Options(**meant(form)).beam_size == Options(**meant(again)).beam_size == size
+
+
+@pytest.mark.parametrize("path", [TRANSCRIBE, TRANSLATE])
+def test_what_asks_for_no_beams_is_searched_with_those_of_the_model(
+    service, whisper, transcriber, monkeypatch, path
+) -> None:
+    """One that knows several languages, here with five."""
+    searched = Transcriber(
+        replace(whisper, beams=5), batch=4, gamma=2, detector=transcriber.context.detector
+    )
+    submit, asked = searched.engine.submit, list[Request]()
+    monkeypatch.setattr(
+        searched.engine, "submit", lambda request: (asked.append(request), submit(request))
+    )
+    client, texts = service(load=lambda: searched), {}
+    for size in (None, "5", "1"):
+        asked.clear()
+        answer = post(client, path=path, temperature=None, beam_size=size)
+        assert answer.status_code == 200, answer.text
+        texts[size] = answer.json()["text"]
+        first = [request for request in asked if not request.temperature]
+        assert {r.beams for r in first} == {None if size == "1" else Beams(5)}
+    assert texts[None] == texts["5"]
 
 
 FASTER_WHISPER = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,13 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, WhisperFeatureExtractor
 
 from forescribe.asr.decode import judge
-from forescribe.asr.decode.options import DOUBTFUL_BEAMS, Guards
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Decoded, Options, Transcriber
 from forescribe.asr.errors import UsageError
+from forescribe.asr.model.presets import BEAMS
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative.requests import Beams
+from tests.asr.model import folders
 from tests.asr.recordings import cut
 from tests.real import TINY, model, voice
 from tests.speculative.plain_beams import searched_plainly
@@ -22,13 +25,15 @@ from tests.speculative.plain_beams import searched_plainly
 from .ways import WAYS, called
 
 PARTS = [cut("noisy.flac", span) for span in ((0, 6.6), (30.9, 36), (44.4, 49.3))]
+WORN = cut("memo.flac", (20, 25))
+"""Its words are others with beams ("are worn") than without ("were worn")."""
 KNOWN: list[tuple[int, ...]] = []
 """Texts of plain beam search of these, which take long."""
 
 
 @pytest.fixture(scope="module")
 def one() -> Transcriber:
-    return Transcriber.load("tiny.en", device="cpu", dtype="float32", batch=2)
+    return Transcriber.load("tiny.en", device="cpu", dtype="float32", batch=2, beam_size=1)
 
 
 def searched(plain: Transcriber, decoded: Decoded) -> tuple[int, ...]:
@@ -78,7 +83,7 @@ def test_every_window_has_the_text_of_its_beams(way, one) -> None:
 @pytest.mark.nightly  # CI searches the bundled model
 @pytest.mark.weights
 def test_published_weights_have_the_text_of_their_beams() -> None:
-    options = Options(language="en", beam_size=DOUBTFUL_BEAMS, keep_encoder_states=True)
+    options = Options(language="en", beam_size=BEAMS, keep_encoder_states=True)
     folder, path = str(model(TINY)), str(voice("jfk"))
     (outcome,) = called(Transcriber.load(folder, "none", device="cpu"), [path], options)
     plain = Transcriber.load(folder, "none", device="cpu", engine="modules", modules=True)
@@ -89,22 +94,22 @@ def test_published_weights_have_the_text_of_their_beams() -> None:
 def test_doubtful_windows_alone_are_searched(one, monkeypatch) -> None:
     kept = Options(guards=Guards(), keep_encoder_states=True)
     found = {}
-    for size, between in ((1, False), (DOUBTFUL_BEAMS, False), (None, True)):
+    for size, between in ((1, False), (BEAMS, False), ("auto", True)):
         if between:
             means = sorted(sum(r.logprobs) / len(r.logprobs) for r in found[1].values())
             monkeypatch.setattr(judge, "DOUBTFUL_LOGPROB", (means[0] + means[-1]) / 2)
         outcomes = called(one, PARTS, replace(kept, beam_size=size))
         found[size] = {n: outcome.decoded[0].result for n, outcome in enumerate(outcomes)}
-    with_beams = {part for part, result in found[None].items() if result.request.beams}
-    assert 0 < len(with_beams) < len(found[None])
-    for part, result in found[None].items():
+    with_beams = {part for part, result in found["auto"].items() if result.request.beams}
+    assert 0 < len(with_beams) < len(found["auto"])
+    for part, result in found["auto"].items():
         if part in with_beams:
-            assert result.request.beams == Beams(DOUBTFUL_BEAMS)
+            assert result.request.beams == Beams(BEAMS)
         else:
             assert result.tokens == found[1][part].tokens
 
 
-@pytest.mark.parametrize("size", [1, 2, None])
+@pytest.mark.parametrize("size", [1, 2, "auto"])
 def test_beams_everywhere_hear_zeros_behind_a_window(one, size) -> None:
     """As openai/whisper's `transcribe` pads; others hear silence, as transformers' extractor pads."""
     samples, rate = PARTS[0]
@@ -136,12 +141,63 @@ def test_beams_of_several_sizes_take_turns(one) -> None:
     [
         ({"beam_size": 0}, "beam_size is 0"),
         ({"beam_size": 1000}, "from 1 to 32"),
-        ({"beam_size": 5, "gamma": 4}, "leave out one"),
+        ({"beam_size": 5, "gamma": 4}, "leave it out, or give beam_size 1"),
+        ({"beam_size": "five"}, "beam_size is .*five"),
+        ({"beam_size": True}, "beam_size is True"),
+        ({"beam_size": 2.5}, "beam_size is 2.5"),
         ({"beam_size": 5, "patience": -1}, "patience is -1"),
         ({"beam_size": 5, "length_penalty": 2}, "from 0 to 1"),
-        ({"patience": 2.0}, "give beam_size 2 or more"),
+        ({"beam_size": 1, "patience": 2.0}, "give beam_size 2 or more"),
     ],
 )
 def test_impossible_options_are_refused(fields, told) -> None:
     with pytest.raises(UsageError, match=told):
         Options(**fields)
+
+
+KEPT = Options(language="en", keep_encoder_states=True)
+
+
+def test_a_call_is_searched_as_its_transcriber_is_and_that_as_its_model(one) -> None:
+    """Five beams with the bundled model; what a call asks for goes first."""
+    assert one.whisper.beams == BEAMS
+    by_size = {}
+    for made, asked, told in (
+        (None, None, BEAMS),
+        (None, 1, 1),
+        (BEAMS, None, BEAMS),
+        (1, None, 1),
+        ("auto", None, "auto"),
+        (1, BEAMS, BEAMS),
+    ):
+        transcriber = Transcriber(one.whisper, batch=2, gamma=0, beam_size=made)
+        (outcome,) = called(transcriber, [WORN], replace(KEPT, beam_size=asked))
+        assert outcome.transcript.settings["beam_size"] == told
+        if told != "auto":
+            expected = None if told == 1 else Beams(told)
+            assert {d.result.request.beams for d in outcome.decoded} == {expected}
+            by_size.setdefault(told, set()).add(outcome.transcript.text)
+    assert [len(texts) for texts in by_size.values()] == [1, 1]
+    assert by_size[1] != by_size[BEAMS]
+
+
+def test_what_a_call_leaves_out_is_checked_with_its_transcribers_beams(one) -> None:
+    searched, plain = (
+        Transcriber(one.whisper, batch=1, gamma=4, beam_size=size) for size in (None, 1)
+    )
+    with pytest.raises(UsageError, match="leave it out, or give beam_size 1"):
+        searched.transcribe(["never opened"], Options(gamma=3))
+    with pytest.raises(UsageError, match="give beam_size 2 or more"):
+        plain.transcribe(["never opened"], Options(patience=2.0))
+    (outcome,) = called(searched, [WORN], replace(KEPT, patience=2.0))
+    assert {d.result.request.beams for d in outcome.decoded} == {Beams(BEAMS, patience=2.0)}
+
+
+def test_a_folder_is_searched_with_the_beams_that_it_names(tmp_path) -> None:
+    target = folders.write(tmp_path / "target", max_target_positions=24)
+    options = json.loads((target / "generation_config.json").read_text())
+    for number in (3, None):
+        options["num_beams"] = number
+        (target / "generation_config.json").write_text(json.dumps(options))
+        loaded = Transcriber.load(str(target), device="cpu", network=False)
+        assert loaded.whisper.beams == (number or BEAMS)  # it is narrow

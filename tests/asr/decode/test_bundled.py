@@ -39,7 +39,7 @@ def words(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def whisper():
-    return load(resolve("tiny.en", None), choose("cpu"), network=False)
+    return load(resolve("tiny.en", None, None, 1), choose("cpu"), network=False)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_pair_knows_english_alone(whisper):
 @pytest.fixture(scope="module")
 def plain(whisper) -> dict[str, Outcome]:
     """Every sample decoded plainly, one window at a time."""
-    transcriber = Transcriber(whisper, batch=1, gamma=0)
+    transcriber = Transcriber(whisper, batch=1, gamma=0, beam_size=1)
     options = Options(language="en", keep_encoder_states=True)
     return {o.name: o for o in transcriber.transcribe(FILES, options)}
 
@@ -67,7 +67,7 @@ def plain(whisper) -> dict[str, Outcome]:
 @pytest.fixture(scope="module")
 def drafted(whisper) -> tuple[dict[str, Outcome], Stats]:
     """Two samples decoded with drafts, eight windows at a time."""
-    transcriber = Transcriber(whisper, batch=8, gamma=5)
+    transcriber = Transcriber(whisper, batch=8, gamma=5, beam_size=1)
     options = Options(language="en", keep_encoder_states=True)
     outcomes = {o.name: o for o in transcriber.transcribe(FILES[:3:2], options)}
     return outcomes, transcriber.engine.stats
@@ -87,12 +87,23 @@ def test_the_draft_reads_the_targets_encoder_states_and_has_its_embeddings(whisp
     assert len(whisper.drafts[0].tokens.ids) < target.embed_tokens.num_embeddings / 3
 
 
+def understood(name: str, outcome: Outcome) -> bool:
+    reference = (SAMPLES / f"{name}.txt").read_text(encoding="utf-8")
+    assert outcome.transcript is not None and outcome.transcript.warnings == ()
+    return bool(jiwer.wer(words(reference), words(outcome.transcript.text)) <= 0.08)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_are_understood(plain, name):
-    transcript = plain[str(SAMPLES / f"{name}.flac")].transcript
-    reference = (SAMPLES / f"{name}.txt").read_text(encoding="utf-8")
-    assert jiwer.wer(words(reference), words(transcript.text)) <= 0.08
-    assert transcript.warnings == ()
+    assert understood(name, plain[str(SAMPLES / f"{name}.flac")])
+
+
+def test_samples_are_understood_by_the_default_search(whisper):
+    files = {str(SAMPLES / f"{name}.flac"): name for name in ("noisy", "silence")}
+    transcriber = Transcriber(whisper, batch=4, gamma=0)
+    for outcome in transcriber.transcribe(list(files), Options(language="en")):
+        assert understood(files[outcome.name], outcome)
+        assert outcome.transcript.settings["beam_size"] == 5
 
 
 @pytest.mark.parametrize(

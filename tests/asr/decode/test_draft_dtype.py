@@ -39,7 +39,7 @@ def recording(tmp_path_factory) -> str:
 
 
 def decoded(recording: str, **settings: object) -> tuple[list[tuple[int, ...]], Stats]:
-    transcriber = Transcriber.load("tiny.en", device="cpu", network=False, **settings)
+    transcriber = Transcriber.load("tiny.en", device="cpu", network=False, beam_size=1, **settings)
     options = Options(language="en", guards=None, keep_encoder_states=True)
     (outcome,) = transcriber.transcribe([recording], options)
     return tokens_of(outcome), transcriber.stats()
@@ -67,7 +67,9 @@ def test_drafts_in_any_format_change_no_token(plain, recording, engine, dtype):
 
 def test_the_drafts_format_is_the_fastest_unless_one_is_given():
     transcribers = {
-        dtype: Transcriber.load("tiny.en", device="cpu", network=False, draft_dtype=dtype, engine=e)
+        dtype: Transcriber.load(
+            "tiny.en", device="cpu", network=False, draft_dtype=dtype, engine=e, beam_size=1
+        )
         for dtype, e in ((None, "auto"), ("float32", "auto"), ("bfloat16", "auto"))
     }
     place = transcribers[None].whisper.drafts[0].device
@@ -83,7 +85,9 @@ def test_the_drafts_format_is_the_fastest_unless_one_is_given():
 
 @pytest.mark.parametrize("engine", ["lean", "modules"])
 def test_without_native_kernels_the_draft_has_its_targets_format(engine):
-    whisper = Transcriber.load("tiny.en", device="cpu", network=False, engine=engine).whisper
+    whisper = Transcriber.load(
+        "tiny.en", device="cpu", network=False, engine=engine, beam_size=1
+    ).whisper
     assert whisper.drafts[0].model.dtype is torch.float32
 
 

@@ -39,7 +39,7 @@ def test_once_it_is_ready_no_round_compiles_and_other_shapes_are_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiled, shapes = Compiled.installed(monkeypatch), dict[str, set[tuple[int, ...]]]()
-    whisper = load(resolve("tiny.en", None), HPU, network=False, engine=ModelEngine.LEAN)
+    whisper = load(resolve("tiny.en", None, None, 1), HPU, network=False, engine=ModelEngine.LEAN)
 
     def noted(name: str, real: Any, tensor: int) -> Any:
         def call(*given: Any, **named: Any) -> Any:
@@ -48,7 +48,7 @@ def test_once_it_is_ready_no_round_compiles_and_other_shapes_are_few(
 
         return call
 
-    transcriber = Transcriber(whisper, batch=4, gamma=3)
+    transcriber = Transcriber(whisper, batch=4, gamma=3, beam_size=1)
     ready, engine = len(compiled.recipes), transcriber.context.engine
     monkeypatch.setattr(engine.target, "prefill", noted("prompts", engine.target.prefill, 1))
     encoder = encoder_of(whisper.target)
@@ -63,5 +63,5 @@ def test_once_it_is_ready_no_round_compiles_and_other_shapes_are_few(
         f"{ready} recipes: rounds (rows, gamma, slots, sampling) {rounds}, and {ready - len(rounds)} with "
         f"which a draft reads; operator by operator {shapes}\n"
     )
-    cpu = Transcriber.load("tiny.en", device="cpu", network=False, gamma=3)
+    cpu = Transcriber.load("tiny.en", device="cpu", network=False, gamma=3, beam_size=1)
     assert found == texts(cpu, NAMES)

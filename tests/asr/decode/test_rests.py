@@ -23,6 +23,7 @@ from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.judge import (
     LAST_WORD,
     LEAST,
+    NOTHING_MORE,
     REPEATED,
     STRETCHED,
     reached,
@@ -35,6 +36,7 @@ from forescribe.asr.decode.results import Decoded
 from forescribe.asr.decode.text import Stretch, written
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.states import EncoderStates
+from forescribe.asr.segment.vad import Loudness
 from forescribe.asr.segment.windows import Window
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result
@@ -52,7 +54,7 @@ ENGLISH = Options(language="en")
 
 @pytest.fixture(scope="module")
 def demo() -> Transcriber:
-    return Transcriber.load("tiny.en", batch=3, device="cpu")
+    return Transcriber.load("tiny.en", batch=3, device="cpu", beam_size=1)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +180,7 @@ def test_a_part_is_what_its_samples_are_alone(demo, memo, closed) -> None:
     ends = {d.index: d.end for d in outcome.decoded}  # of the last part: the window's own
     parts = [d for d in outcome.decoded if d.start not in (0, *(e for e in ends.values()))]
     assert len(parts) >= 3
-    plain = Transcriber(demo.whisper, batch=1, gamma=0)
+    plain = Transcriber(demo.whisper, batch=1, gamma=0, beam_size=1)
     alone = replace(ENGLISH, vad=False, keep_encoder_states=True)
     for part in parts:
         (found,) = plain.transcribe([(samples[part.start : ends[part.index]], RATE)], alone)
@@ -200,7 +202,7 @@ def test_a_part_reads_the_text_before_it(demo, memo, monkeypatch, closed) -> Non
         text = previous_text(before.tokens, special)
         prompt = special.prompt("en", "transcribe", timestamps=True, previous=text)
         assert len(text) > 5 and part.result.request.prompt == prompt
-    plain = Transcriber(demo.whisper, batch=1, gamma=0)
+    plain = Transcriber(demo.whisper, batch=1, gamma=0, beam_size=1)
     answers(monkeypatch, closed_early(plain))
     (alone,) = plain.transcribe([memo], ENGLISH)
     assert alone.transcript.text == outcome.transcript.text
@@ -367,6 +369,97 @@ def test_the_end_of_a_word_behind_a_rounded_timestamp_is_no_missed_speech(
     spoken = [word for segment in made.segments for word in segment.words]
     for window in seen:
         assert any(w.start_sample < window.start < w.end_sample for w in spoken)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "others", "no_speech", "reason"),
+    [
+        # Behind a finished sentence: people in the background, and a sentence of its own.
+        (" Thank you.", -1.6, -0.1, 0.8, NOTHING_MORE),
+        (" Thank you.", -0.3, -0.1, 0.8, None),
+        (" Thank you.", -1.6, -0.1, 0.3, None),
+        # The rest of an open sentence: its sound alone would say less.
+        (" Thank you", -2.0, -3.0, 0.8, "no speech"),
+    ],
+)
+def test_a_short_part_is_judged_once_with_the_text_before_it(
+    demo, memo, monkeypatch, text, first, others, no_speech, reason
+) -> None:
+    special, parts = demo.whisper.tokens, list[Result]()
+    before = demo.whisper.tokenizer.encode(
+        f" The press prints{'.' * (text[-1] == '.')}", add_special_tokens=False
+    )
+    words = demo.whisper.tokenizer.encode(text, add_special_tokens=False)
+
+    def change(result: Result) -> Result:
+        window = result.request.tag.window
+        begin = special.timestamp_begin
+        if not window.part:
+            end = begin + round(50 * (window.voiced[-1][1] - window.start) / RATE) - 45
+            return with_tokens(result, (begin, *before, end, end, special.end))
+        parts.append(result)
+        changed = with_tokens(result, (begin, *words, special.end))
+        logprobs = (-0.1, first, *[others] * (len(words) - 1), -0.1)
+        return replace(changed, logprobs=logprobs, probe=(no_speech,))
+
+    answers(monkeypatch, change)
+    monkeypatch.setattr(judge, "LEAST", 1)
+    monkeypatch.setattr(judge, "reached", lambda *args: (_closed_at(args), args[4]))
+    guards = Guards(temperatures=(0.0,))
+    (outcome,) = demo.transcribe(
+        [(read_audio(memo)[: 9 * RATE], RATE)], replace(ENGLISH, guards=guards)
+    )
+    assert len(parts) == 1
+    doubts = [s.doubt for s in outcome.transcript.segments if s.text.startswith(" Thank")]
+    told = [span.reason for span in outcome.transcript.coverage.spans]
+    if reason == NOTHING_MORE:
+        assert not doubts and NOTHING_MORE in told
+    else:
+        assert len(doubts) == 1 and (doubts[0] or "").startswith(reason or "")
+
+
+def _closed_at(args: tuple) -> int:
+    """The sample at which an answer's last segment ends."""
+    _, _, window, _, _, parts, *_ = args
+    return window.start + parts[-1].end
+
+
+def test_what_was_cut_off_comes_back_where_a_part_has_no_more_words(demo, memo, whole, monkeypatch):
+    """Other people's voices make a word last long: nothing was left out there."""
+    cut = judge._first_stretched
+
+    def stretched(whisper, language, tokens, bounds, voiced):
+        return cut(whisper, language, tokens, bounds, voiced) or (6 if len(tokens) > 20 else None)
+
+    monkeypatch.setattr(judge, "_first_stretched", stretched)
+    monkeypatch.setattr(judge, "_leaves_room", lambda *args: True)
+    (outcome,) = demo.transcribe([memo], replace(ENGLISH, words=True, keep_encoder_states=True))
+    parts = [decoded for decoded in outcome.decoded if decoded.continued]
+    assert parts and outcome.transcript.coverage.failed_samples == 0
+    assert words(outcome.transcript.text) == words(whole.transcript.text)
+
+
+@pytest.mark.parametrize(
+    ("faint_db", "share", "kept"), [(25.0, 0.3, 0), (25.0, 0.0, 2), (15.0, 0.3, 2), (None, 0.3, 2)]
+)
+def test_a_doubtful_window_far_below_the_loud_voices_holds_no_words(
+    demo, memo, monkeypatch, faint_db, share, kept
+) -> None:
+    """whisper-base wrote 27 words of a quiet room between two speakers (AMI, trn04)."""
+
+    def change(result: Result) -> Result:
+        few = round(share * len(result.tokens))
+        return replace(result, logprobs=(*[-0.8] * few, *[-0.1] * (len(result.tokens) - few)))
+
+    answers(monkeypatch, change)
+    monkeypatch.setattr(Loudness, "faint_db", lambda self, samples, heard=None: faint_db)
+    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=Guards()))
+    made = outcome.transcript
+    assert len({s.window for s in made.segments}) == kept
+    told = [span.reason for span in made.coverage.spans if span.state == "silent"]
+    assert any(re.match(r"25 dB below the loud voices, and \d+ of", r or "") for r in told) == (
+        not kept
+    )
 
 
 @pytest.mark.parametrize(("share", "doubtful"), [(0.0, False), (0.1, False), (0.3, True)])

@@ -221,7 +221,7 @@ def test_a_prompt_and_terms_are_the_context_of_the_processor(folders) -> None:
 
 
 def test_words_are_timed_by_the_attention_of_a_whisper(folders) -> None:
-    bundled = loaded(Path("tiny.en"))
+    bundled = loaded(Path("tiny.en"), beam_size=1)
     (outcome,) = bundled.transcribe([MEMO], Options(words=True, keep_encoder_states=True))
     window, model = outcome.decoded[0], loaded(folders["qwen3_asr"]).whisper
     own = [s for s in outcome.transcript.segments if s.window == 0]

@@ -33,7 +33,13 @@ REPLACEMENTS = (
 
 
 def load(**options) -> Transcriber:
-    given = {"device": "cpu", "network": False, "language": "en", "batch": 4} | options
+    given = {
+        "device": "cpu",
+        "network": False,
+        "language": "en",
+        "batch": 4,
+        "beam_size": 1,
+    } | options
     return Transcriber.load("tiny.en", given.pop("draft", None), **given)
 
 

@@ -477,7 +477,7 @@ def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows)
     assert made is not None
     (notice,) = made.warnings
     assert notice.code == "doubtful_text"
-    assert "3 windows, 80.0 s in all: 0.0 to 30.0 s (improbable (mean log-" in notice.message
+    assert "3 places, 80.0 s in all: 0.0 to 30.0 s (improbable (mean log-" in notice.message
     assert "name the language, or use a larger model" in notice.message
     assert all("improbable" in segment.doubt for segment in made.segments)
     assert all("improbable" in span.reason for span in made.coverage.spans)

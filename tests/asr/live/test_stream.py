@@ -38,9 +38,11 @@ from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
+from forescribe.speculative.requests import Beams, Request
 from tests.asr.decode.ways import SOON, Ear, running
 from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
+from tests.asr.recordings import cut
 
 pytestmark = pytest.mark.usefixtures("encoded_once")
 
@@ -176,7 +178,9 @@ def spoken(seconds: float) -> np.ndarray:
 @pytest.fixture(scope="module")
 def words() -> Iterator[Session]:
     """A model that writes words."""
-    with running(Session(Transcriber.load("tiny.en", batch=2, gamma=0).context)) as one:
+    with running(
+        Session(Transcriber.load("tiny.en", batch=2, gamma=0, beam_size=1).context)
+    ) as one:
         yield one
 
 
@@ -224,6 +228,33 @@ def test_an_ended_item_does_not_wait_for_its_tentative_windows(words: Session):
         assert stream.stats.tentative_passes == passes + wait
         rounds.append(stream.stats.rounds - stream.stats.tentative_rounds)
     assert rounds[0] < rounds[1] < rounds[2]
+
+
+def test_only_the_last_pass_of_an_item_is_searched_with_beams(
+    words: Session, monkeypatch: pytest.MonkeyPatch
+):
+    """By the default of the bundled model; what is shown before is the most probable text."""
+    one = Transcriber(words.context.whisper, batch=2, gamma=0)
+    submit, asked, heard = one.engine.submit, list[Request](), Heard()
+    monkeypatch.setattr(
+        one.engine, "submit", lambda request: (asked.append(request), submit(request))
+    )
+    samples, _ = cut("memo.flac", (20, 25))
+    with running(Session(one.context)) as session:
+        stream = LiveStream(session, LiveOptions(step_s=1.5), heard)
+        fed(stream, samples, 4_096)
+        tentative = len(asked)
+        ended(stream)
+        last = len(asked)
+        expected = uploaded(session, samples, LiveOptions().options)
+    (completed,) = heard.of(Completed)
+    assert plain(completed.transcript) == expected
+    assert completed.transcript.settings["beam_size"] == 5
+    assert "are worn" in completed.transcript.text
+    assert tentative >= stream.stats.tentative_passes == 3
+    assert {request.beams for request in asked[:tentative]} == {None}
+    assert last > tentative and {request.beams for request in asked[tentative:]} == {Beams(5)}
+    assert heard.of(Hypothesis)[-1].committed or heard.of(Hypothesis)[-1].tail
 
 
 def test_words_are_told_while_they_are_spoken(words: Session):

@@ -102,6 +102,8 @@ def _save(folder: Path, model: torch.nn.Module, tokens: Path, **how) -> Path:
     model.save_pretrained(folder, **how)
     for file in tokens.glob("tokenizer*.json"):
         shutil.copy(file, folder)
-    for name in ("generation_config.json", "processor_config.json"):
-        shutil.copy(PUBLISHED / name, folder)
+    shutil.copy(PUBLISHED / "processor_config.json", folder)
+    options = json.loads((PUBLISHED / "generation_config.json").read_text())
+    # Its width is not large-v3's, whose windows are not searched.
+    (folder / "generation_config.json").write_text(json.dumps(options | {"num_beams": 1}))
     return folder

@@ -137,5 +137,6 @@ def _save(folder: Path, model: WhisperForConditionalGeneration, files: Path) -> 
     path = folder / "generation_config.json"
     options = json.loads(path.read_text())
     options.pop("alignment_heads", None)  # of layers that these decoders do not have
+    options["num_beams"] = 1  # its width is not large-v3's
     path.write_text(json.dumps(options))
     return folder

@@ -22,6 +22,7 @@ from forescribe.asr.model.presets import (
     MADE_FOR,
     PRESETS,
     Pair,
+    beams_of,
     cached,
     check_request,
     locate,
@@ -72,7 +73,9 @@ def test_the_default_is_large_v3_with_its_english_draft() -> None:
 
 def test_the_bundled_pair_is_a_target_only_where_it_is_named(bundled: Path) -> None:
     target, draft, english = bundled / BUNDLED, bundled / f"{BUNDLED}-draft", frozenset({"en"})
-    assert resolve(BUNDLED, None) == resolve("demo", None) == Pair(target, draft, english)
+    for name in (BUNDLED, "demo"):
+        assert resolve(name, None) == Pair(target)
+        assert resolve(name, None, None, 1) == Pair(target, draft, english)
     assert resolve(BUNDLED, "none") == Pair(target)
     for name in PRESETS.keys() - {BUNDLED}:
         assert isinstance(resolve(name, None).target, str)
@@ -81,10 +84,10 @@ def test_the_bundled_pair_is_a_target_only_where_it_is_named(bundled: Path) -> N
 def test_bundled_models_draft_for_others(bundled: Path) -> None:
     """The target for larger ones without a download; the draft for its published weights."""
     target, draft, english = bundled / BUNDLED, bundled / f"{BUNDLED}-draft", frozenset({"en"})
-    assert resolve("small.en", None) == Pair("openai/whisper-small.en", target, english)
+    assert resolve("small.en", None, None, 1) == Pair("openai/whisper-small.en", target, english)
     assert resolve("base", "tiny.en") == Pair("openai/whisper-base", target, english)
     published = "openai/whisper-tiny.en"
-    assert resolve(published, None) == Pair(published)
+    assert resolve(published, None, None, 1) == Pair(published)
     assert resolve(published, f"{BUNDLED}-draft") == Pair(published, draft, english)
 
 
@@ -163,6 +166,111 @@ def test_a_pair_routes_each_language_to_one_of_its_drafts() -> None:
     assert [english.route(language) for language in ("en", "fr")] == [0, None]
     assert [resolve("turbo", None).route(language) for language in ("en", "fr")] == [0, 0]
     assert resolve("large", "none").drafts == ()
+
+
+# With how many beams its windows are searched
+
+WIDTHS = {
+    "large": 1280,
+    "large-v3": 1280,
+    "large-v2": 1280,
+    "large-v1": 1280,
+    "medium": 1024,
+    "medium.en": 1024,
+    "small": 768,
+    "small.en": 768,
+    "base": 512,
+    "base.en": 512,
+    "tiny": 384,
+    "tiny.en": 384,
+    "turbo": 1280,
+    "distil-large-v3.5": 1280,
+    "distil-large-v3": 1280,
+    "distil-large-v2": 1280,
+    "distil-medium.en": 1024,
+    "distil-small.en": 768,
+}
+"""The published `d_model` of every Whisper preset."""
+
+LLMS = {
+    "qwen3-asr": "qwen3_asr",
+    "qwen3-asr-0.6b": "qwen3_asr",
+    "voxtral-mini": "voxtral",
+    "granite-speech": "granite_speech",
+}
+"""What the config.json of the others says."""
+
+
+def _stating(folder: Path, generation: dict[str, object] | None = None, **config: object) -> Path:
+    """A folder whose config.json and generation_config.json say this."""
+    _weights(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_beams_of_a_folder_with_its_weights(name: str, tmp_path: Path) -> None:
+    """So that a copy of a published model is searched as the model itself is."""
+    preset = PRESETS[name]
+    if name in LLMS:
+        stated = {"model_type": LLMS[name], "d_model": 384}
+        expected = 1
+    else:
+        stated = {"model_type": "whisper", "d_model": WIDTHS[name]}
+        expected = 5 if WIDTHS[name] <= 768 else 1
+    folder = _stating(tmp_path / "copy", **stated)
+    assert preset.beams == beams_of(resolve(name, "none").target) == expected
+    assert beams_of(folder, folder) == expected
+
+
+def test_a_folder_says_with_how_many_beams_it_is_searched(tmp_path: Path) -> None:
+    """As `num_beams`, whatever its width; what is no number of beams says nothing."""
+    for number, width in ((1, 384), (5, 1280), (3, 384)):
+        folder = _stating(tmp_path / f"{number}", {"num_beams": number}, d_model=width)
+        assert beams_of(folder, folder) == number
+    for number, said in enumerate(("many", None, 0)):
+        folder = _stating(tmp_path / f"none{number}", {"num_beams": said}, d_model=512)
+        assert beams_of(folder, folder) == 5
+
+
+def test_a_preset_is_searched_as_it_says_whatever_its_folder_says(tmp_path: Path) -> None:
+    folder = _stating(tmp_path / "large", {"num_beams": 3}, d_model=384)
+    assert beams_of(LARGE_V3, folder) == 1
+
+
+def test_the_beams_of_an_unknown_or_unreadable_folder_are_unknown(tmp_path: Path) -> None:
+    folder = _weights(tmp_path / "mine")
+    (folder / "config.json").write_text("{")
+    assert beams_of(folder, folder) is None
+    assert beams_of("somebody/model") is None
+    assert beams_of(tmp_path / "gone", tmp_path / "gone") is None
+
+
+SEARCHED = [name for name, preset in PRESETS.items() if preset.beams > 1]
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_a_preset_that_is_searched_with_beams_has_no_draft_unless_one_is_used(name: str) -> None:
+    """It would be loaded, and downloaded, for nothing."""
+    target, drafted = resolve(name, "none").target, bool(PRESETS[name].drafts)
+    for beams in (None, 2, 5):
+        assert resolve(name, None, None, beams) == Pair(target)
+    for one in (1, "auto"):
+        assert (resolve(name, None, None, one).draft is not None) == drafted
+    for beams in (None, 1, 5, "auto"):
+        assert resolve(name, DISTIL, None, beams).draft == DISTIL
+        assert resolve(name, "none", None, beams) == Pair(target)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in SEARCHED])
+def test_a_preset_of_one_beam_keeps_its_draft_until_beams_are_asked_for(name: str) -> None:
+    drafted = resolve(name, None)
+    assert bool(drafted.drafts) == bool(PRESETS[name].drafts)
+    for one in (1, "auto"):
+        assert resolve(name, None, None, one) == drafted
+    assert resolve(name, None, None, 5) == Pair(drafted.target)
 
 
 # Where the weights are
@@ -354,7 +462,7 @@ def test_cached_tells_target_and_draft_apart_without_a_network() -> None:
     _in_cache(LARGE_V3)
     state = {entry.preset.name: entry for entry in cached()}
     assert (state["large"].target, state["large"].draft) == (True, False)
-    assert (state[BUNDLED].target, state[BUNDLED].draft) == (True, True)
+    assert (state[BUNDLED].target, state[BUNDLED].draft) == (True, None)  # beams draft nothing
     assert (state["turbo"].target, state["turbo"].draft) == (False, False)
     assert (state["tiny"].target, state["tiny"].draft) == (False, None)
     assert list(state) == list(PRESETS)

@@ -84,7 +84,7 @@ def s3(emulator: S3, clips: Path, monkeypatch: pytest.MonkeyPatch) -> S3:
 
 
 def command(*arguments: str) -> list[str]:
-    fixed = ["--model", "tiny.en", "-f", "json,srt,txt", "--local-files-only"]
+    fixed = ["--model", "tiny.en", "-f", "json,srt,txt", "--local-files-only", "--beam-size", "1"]
     return [sys.executable, "-m", "forescribe", "transcribe", *arguments, *fixed]
 
 

@@ -24,7 +24,9 @@ def cut(text: str, language: str = "en") -> list[str]:
     return [span.text for span in split_words(TOKENIZER, language, tokens(text))]
 
 
-def timed(text: str, borders: list[int], pauses: list[Pause] | None = None) -> list[tuple]:
+def timed(
+    text: str, borders: list[int], pauses: list[Pause] | None = None, voiced: list[tuple] = ()
+) -> list[tuple]:
     """(text, start, end) of the words of one segment, in steps of 20 ms from the window's start;
     `borders` are those between the words. A sign behind a word has its end as its time."""
     boundaries: list[int] = []
@@ -33,7 +35,14 @@ def timed(text: str, borders: list[int], pauses: list[Pause] | None = None) -> l
         boundaries += [start * STEP] * (len(tokens(word)) - signs) + [end * STEP] * signs
     times = TokenTimes((*boundaries, borders[-1] * STEP), (1.0,) * len(boundaries))
     ((*result,),) = assemble_words(
-        TOKENIZER, "en", [(tokens(text), text)], times, pauses or [], OFFSET, length=LENGTH
+        TOKENIZER,
+        "en",
+        [(tokens(text), text)],
+        times,
+        pauses or [],
+        OFFSET,
+        length=LENGTH,
+        voiced=[(OFFSET + a * STEP, OFFSET + b * STEP) for a, b in voiced],
     )
     return [
         (w.text, (w.start_sample - OFFSET) / STEP, (w.end_sample - OFFSET) / STEP) for w in result
@@ -84,6 +93,24 @@ def test_a_pause_pushes_the_words_on_both_sides_out_of_itself():
     # The path puts the border of " two" and " three" into the middle of the pause from 52 to 68.
     found = timed(" one two three four", [0, 25, 60, 85, 110], [Pause(52 * STEP, 68 * STEP)])
     assert found == [(" one", 0, 25), (" two", 25, 52), (" three", 68, 85), (" four", 85, 110)]
+
+
+@pytest.mark.parametrize(
+    ("borders", "voiced", "expected"),
+    [
+        # The path takes a breath from 20 to 40 for " one", and the voice begins at 60.
+        ([20, 40, 80, 100], [(60, 100)], [(60, 70), (70, 80), (80, 100)]),
+        ([20, 30, 60, 100], [(60, 100)], [(20, 30), (30, 60), (60, 100)]),  # several: not moved
+        ([20, 40, 80, 100], [(220, 300)], [(20, 40), (40, 80), (80, 100)]),  # too far away
+        ([20, 40, 80, 100], [], [(20, 40), (40, 80), (80, 100)]),  # nobody listened
+        ([0, 40, 80, 100], [(0, 30), (70, 100)], [(0, 40), (40, 80), (80, 100)]),
+        # " two" takes the whole pause behind a heading without a full stop.
+        ([0, 40, 170, 190], [(0, 30), (180, 190)], [(0, 40), (180, 185), (185, 190)]),
+    ],
+)
+def test_a_word_begins_where_its_voice_does_and_not_in_the_breath_before(borders, voiced, expected):
+    found = timed(" one two three", borders, voiced=voiced)
+    assert [span[1:] for span in found] == expected
 
 
 def test_every_word_lasts_at_least_a_step_of_the_encoder():

@@ -93,6 +93,15 @@ def test_a_term_that_is_written_already_is_not_looked_for_around_it() -> None:
     }
 
 
+@pytest.mark.parametrize("term", ["Lloyd's", "Lloyd’s"])
+def test_a_possessive_says_nothing_where_its_name_is_written_and_is_sought_without_it(term) -> None:
+    assert places((term,), "my property on Lloyd, so that") <= {("Lloyd,", "Lloyd", "")}
+    found = places((term,), "my property on Loyd, so that")
+    assert {("Loyd,", term, ""), ("Loyd,", "Lloyd", "")} <= found
+    assert ("Loyd's", term, "") in places((term,), "on Loyd's property")
+    assert len(TermList.of((term,)).terms) == 1
+
+
 def test_other_words_are_no_candidates_and_a_list_of_the_most_terms_is_searched() -> None:
     names = tuple(f"Zyx{number:05} Quark" for number in range(MOST_TERMS))
     assert places(names, "The press prints about four hundred brochures per hour.") == set()

@@ -37,7 +37,7 @@ class Broken(LevelDiarizer):
 
 @pytest.fixture(scope="module")
 def transcriber() -> Transcriber:
-    return Transcriber.load("tiny.en", device="cpu", network=False, batch=2)
+    return Transcriber.load("tiny.en", device="cpu", network=False, batch=2, beam_size=1)
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def encode(
 def beside(engine: Engine) -> DecodingContext:
     """The context of an engine, without a speech model."""
     whisper: Any = SimpleNamespace(device=engine.device)
-    return DecodingContext(whisper, engine)
+    return DecodingContext(whisper, engine, beam_size=1)
 
 
 def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tensor) -> None:
