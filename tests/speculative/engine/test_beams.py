@@ -79,6 +79,8 @@ def searched(work: list[Request], batch: int, gamma: int = 0) -> dict[int, Resul
     assert not engine.faults and engine.free == batch and engine.idle
     assert engine.stats.emitted == sum(len(result.tokens) for result in found.values())
     assert engine.stats.row_rounds == sum(result.rounds for result in found.values())
+    groups = [result for result in found.values() if result.request.beams is not None]
+    assert all(result.drafted == result.accepted == 0 for result in groups)
     return found
 
 
