@@ -118,11 +118,13 @@ class Again:
 @dataclass(frozen=True)
 class Ending:
     """How a window ends: the text of an answer counts, with a `reason` for doubt where no temperature gave a
-    better one; or it does not, for this reason: nobody speaks, or it has failed."""
+    better one; or it does not, for this reason: nobody speaks, or it has failed. `restored`: its answer is
+    what was cut off the one before it."""
 
     answer: Answer
     state: State = "decoded"
     reason: str | None = None
+    restored: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def judge(
         if _writes_again(whisper, pending, answer):
             return Again(again, best)
         # Behind text the no-speech probability says little.
-        if rejected or (answer.reason is not None and answer.reason not in TAILS):
+        if answer.judgement is not Judgement.KEEP and answer.reason not in TAILS:
             finite = math.isfinite(mean_logprob(answer.result.logprobs))
             if finite and _spoken(window) < TAIL and not _is_finished(whisper, window):
                 return Ending(answer, reason=answer.reason)
@@ -308,7 +310,8 @@ def restored(whisper: SpeechModel, pending: PendingWindow, ending: Ending) -> En
     if words > known + GAIN:
         return ending
     result = replace(ending.answer.result, **withheld._asdict())
-    return Ending(replace(ending.answer, result=result, judgement=Judgement.KEEP, reason=None))
+    answer = replace(ending.answer, result=result, judgement=Judgement.KEEP, reason=None)
+    return Ending(answer, restored=True)
 
 
 # -- how far it counts ----------------------------------------------------------------------------------
@@ -340,7 +343,7 @@ def rest_of(
     if window.tentative or not parts or not whisper.attends:  # nothing says how far it goes
         return ending, whole
     voiced, language = window.voiced or (), pending.language
-    if window.withheld is not None and tokens == window.withheld.tokens:
+    if ending.restored:
         end, counting = window.start + parts[-1].end, tokens
     else:
         end, counting = reached(whisper, options, window, language, tokens, parts, states, beside)

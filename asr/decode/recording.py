@@ -328,11 +328,11 @@ class Submission(RecordingState):
         that was answered last."""
         whisper, options, window = self.context.whisper, self.bound.options, pending.window
         beside, states, terms = self.context.beside, last.encoder_states, self.bound.terms
-        found, ending = ending, restored(whisper, pending, ending)
+        ending = restored(whisper, pending, ending)
         answer, changes = ending.answer, tuple[Change, ...]()
         if terms is not None and answer.judgement is not Judgement.SILENCE and not window.unheard:
             own, held = attending(whisper, "terms"), self.context.held(answer.result.request)
-            held = held if ending is found else None  # the row holds another text
+            held = None if ending.restored else held  # the row holds another text
             look = partial(look_again, own, pending.language, answer.result, states, terms, held)
             looked, changes = beside(look)
             ending = replace(ending, answer=replace(answer, result=looked))

@@ -143,7 +143,7 @@ class Loudness:
     """Which frames of a recording are not plainly quiet, by the levels of all that was heard so far.
 
     The noise is what a tenth of the frames is below, the speech the median of those with a voice. Levels are
-    of the differences of samples, which leaves hum and rumble out.
+    of the differences of samples, which leaves hum and rumble out, but for `faint_db`.
     """
 
     def __init__(self) -> None:
@@ -158,12 +158,10 @@ class Loudness:
         frames = _frames(np.diff(samples, prepend=self._last))
         self._last = samples[-1]
         levels = np.nan_to_num(_levels(frames), nan=0.0, posinf=0.0)
-        places = np.clip(np.rint(levels).astype(np.int64), QUIETEST, 0) - QUIETEST
-        self._frames = self._frames + np.bincount(places, minlength=1 - QUIETEST)
-        self._voiced = self._voiced + np.bincount(places[voiced], minlength=1 - QUIETEST)
-        whole = np.nan_to_num(_levels(_frames(samples)[voiced]), nan=0.0, posinf=0.0)
-        places = np.clip(np.rint(whole).astype(np.int64), QUIETEST, 0) - QUIETEST
-        self._loud = self._loud + np.bincount(places, minlength=1 - QUIETEST)
+        self._frames = self._frames + _counted(levels)
+        self._voiced = self._voiced + _counted(levels[voiced])
+        whole = _levels(_frames(samples)[voiced])
+        self._loud = self._loud + _counted(np.nan_to_num(whole, nan=0.0, posinf=0.0))
         return levels
 
     def stands_out(self, levels: Levels) -> NDArray[np.bool_]:
@@ -194,6 +192,12 @@ def _levels(samples: Samples) -> Levels:
     """The levels of rows of samples."""
     power = np.square(samples, dtype=np.float64).mean(axis=-1)
     return np.asarray(10 * np.log10(power + 10 ** (QUIETEST / 10)), np.float32)
+
+
+def _counted(levels: Levels) -> NDArray[np.int64]:
+    """How many frames have each level, from `QUIETEST` up to 0."""
+    places = np.clip(np.rint(levels).astype(np.int64), QUIETEST, 0) - QUIETEST
+    return np.bincount(places, minlength=1 - QUIETEST)
 
 
 def _quantile(counts: NDArray[np.int64], share: float) -> int:

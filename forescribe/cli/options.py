@@ -329,17 +329,18 @@ class SpeechOptions(LoadOptions, DecodingOptions):
         from forescribe.speculative.models.hub import find
 
         target = resolve(self.model, NO_DRAFT).target
-        decoding = self.decoding.settled(beams_of(target, find(target)) or 1)
+        decoding = self.decoding.settled(beams_of(target, find(target)))
         asked = {
             "--draft": self.draft if self.draft != NO_DRAFT else None,
             "--gamma": self.drafts,
             "--reference-text": decoding.hint,
         }
         given = next((name for name, value in asked.items() if value), None)
-        if given is not None and decoding.beams is not None and not decoding.drafted:
+        known = decoding.beam_size is not None
+        if given is not None and known and not decoding.drafted:
             raise UsageError(
                 f"{given} is for the most probable words, and {self.model or 'the model'} is searched with "
-                f"{decoding.beams.size} beams, which have no drafts: add --beam-size 1, or auto"
+                f"{decoding.beam_size} beams, which have no drafts: add --beam-size 1, or auto"
             )
 
     def load(self, tell: Callable[[str], None]) -> Transcriber:
