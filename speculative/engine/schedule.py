@@ -50,7 +50,7 @@ PROBE_EVERY = 100
 BACKOFF = 2
 """Factor of that pause after a probe that changed nothing, so a useless draft costs less and less."""
 
-CHEAP, SHARE = 0.1, 0.0075
+CHEAP, SHARE = 0.02, 0.0075
 """Drafts that have to read prompts first are tried at once where that takes less than `CHEAP` of a request's
 plain rounds, else when it takes at most `SHARE` of the time spent so far."""
 
