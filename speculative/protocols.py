@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .requests import Request
 from .rounds.choice import Allowed, Choice
-from .rows import Rows
-from .types import Chain, Draft, Paths, Prefilled, Prefix, Scores, Verdict
+from .rows import Rows, RowState
+from .types import Chain, Draft, Level, Paths, Prefilled, Prefix, Scores, Verdict
 
 
 class Processor(Protocol):
@@ -112,6 +112,19 @@ class BeamModel(Model, Protocol):
     def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
         """Logits `[B, N, V]` float32 after each path. Node i of row b is the last token of path i: it is
         written to the path's last slot, and reads the path's slots alone. All of them are below `reach`."""
+
+
+Chooser = Callable[[Level, Tensor], tuple[Tensor, Tensor]]
+"""The most probable tokens `[B, N, C]` behind the texts of a level, by logits `[B, N, V]`, with their
+log-probabilities."""
+
+
+class BeamDrafter(Protocol):
+    """A drafter of groups of beams."""
+
+    def grow(self, rows: RowState, slots: Tensor, eos: Tensor, choose: Chooser) -> list[Level]:
+        """The levels of a tree behind the beams of `rows`, in the order of their length; the texts of level
+        g are in `slots [B, G, W]`."""
 
 
 class SharedHeadModel(Model, Protocol):

@@ -128,9 +128,9 @@ class TinyModel:
         return self._read(self.values[:rows, :reach], sees, self.encoder_states[:rows])
 
     def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
-        rows, slots, last = len(tokens), paths.slots, paths.lengths[:, None] - 1
-        own = slots.gather(2, last[..., None].expand(-1, slots.shape[1], 1))
-        values = self._embed(tokens, last.expand_as(tokens))
+        rows, slots, last = len(tokens), paths.slots, paths.lengths - 1
+        own = slots.gather(2, last[..., None])
+        values = self._embed(tokens, last)
         self.values.scatter_(1, own.expand_as(values), values)
         counted = torch.arange(slots.shape[2]) <= last[..., None]
         sees = torch.zeros((*slots.shape[:2], reach), dtype=torch.bool)

@@ -13,8 +13,10 @@ Knows tensors; nothing of requests, slots or models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -65,10 +67,47 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the texts of beams lie: those of one row share its slots, and each reads its own."""
+    """Where texts lie that share the slots of a row, those of beams and of drafts behind them: each reads its
+    own."""
 
-    slots: Tensor  # [B, N, T] int64, of every token of a beam's text, prompt first
-    lengths: Tensor  # [B] int64, how many of them count: all beams of a row are equally long
+    slots: Tensor  # [B, N, T] int64, of every token of a text, prompt first
+    lengths: Tensor  # [B, N] int64, how many of them count
+
+
+@dataclass(frozen=True)
+class Level:
+    """Texts of one row each that share its slots: its beams, or drafts of one length behind them."""
+
+    written: Tensor  # [B, N, T] int64, the tokens of each text, prompt first
+    paths: Tensor  # [B, N, T] int64, their slots
+    lengths: Tensor  # [B, N] int64, how many of them count
+    sums: Tensor  # [B, N] float32, of log-probabilities
+    parents: Tensor  # [B, N] int64, which text of the level before goes on in it
+
+    @property
+    def last(self) -> Tensor:
+        """The last token `[B, N]` of each text."""
+        return self.written.gather(2, self.lengths[..., None] - 1)[..., 0]
+
+    @property
+    def slots(self) -> Tensor:
+        """The slot `[B, N]` of the last token."""
+        return self.paths.gather(2, self.lengths[..., None] - 1)[..., 0]
+
+    def until(self, lengths: Tensor) -> Level:
+        """The same texts, of which so many tokens count."""
+        return replace(self, lengths=lengths.expand_as(self.lengths))
+
+    @staticmethod
+    def joined(levels: Sequence[Level]) -> Level:
+        """All of their texts, in order."""
+        if len(levels) == 1:
+            return levels[0]
+        return Level(*(torch.cat(values, 1) for values in zip(*map(_fields, levels), strict=True)))
+
+
+def _fields(level: Level) -> tuple[Tensor, ...]:
+    return (level.written, level.paths, level.lengths, level.sums, level.parents)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ typedef struct {
     const int64_t *rows;     /* [B] rows of the caches; NULL: row b is b */
     const int64_t *paths;    /* [B, N, path_slots] of beams: the slots that a node reads, the last one its own;
                                 NULL: a chain */
-    const int64_t *lengths;  /* [B] of the paths; a node's position is the last one */
+    const int64_t *lengths;  /* [B, N] of the paths; a node's position is the last one */
     const int64_t *node;     /* [B] the only node of each row with logits; NULL: all */
     float *logits;           /* [B, N, V], or [B, 1, V] with `node`; NULL: without the head */
     float *hidden;           /* [B, N, D] after the last norm */

@@ -38,7 +38,7 @@ struct SelfAttention {
 
     Reads reads_of(const fs_step &step, int64_t b, int64_t i) const {
         if (const int64_t *path = path_of(step, b, i)) {
-            const int64_t length = step.lengths[b], skip = window && length > window ? length - window : 0;
+            const int64_t length = step.lengths[b * step.nodes + i], skip = window && length > window ? length - window : 0;
             return Reads{0, 0, path + skip, length - skip};
         }
         const int64_t end = step.start[b] + i + 1, high = end < step.reach ? end : step.reach;

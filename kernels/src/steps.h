@@ -19,12 +19,13 @@ inline int32_t check_step(const fs_step &step, int64_t batch, int64_t slots, int
             if (step.start[b] < 0 || step.start[b] > slots - step.nodes) return FS_BAD_SLOT;
             continue;
         }
-        if (step.lengths[b] < 1 || step.lengths[b] > step.path_slots) return FS_BAD_SLOT;
-        for (int64_t i = 0; i < step.nodes; i++)
-            for (int64_t p = 0; p < step.lengths[b]; p++) {
-                const int64_t slot = step.paths[(b * step.nodes + i) * step.path_slots + p];
+        for (int64_t n = b * step.nodes; n < (b + 1) * step.nodes; n++) {
+            if (step.lengths[n] < 1 || step.lengths[n] > step.path_slots) return FS_BAD_SLOT;
+            for (int64_t p = 0; p < step.lengths[n]; p++) {
+                const int64_t slot = step.paths[n * step.path_slots + p];
                 if (slot < 0 || slot >= slots) return FS_BAD_SLOT;
             }
+        }
     }
     for (int64_t i = 0; i < step.batch * step.nodes; i++)
         if (step.tokens[i] < 0 || step.tokens[i] >= vocab) return FS_BAD_TOKEN;
@@ -52,7 +53,7 @@ inline void tap(const fs_step &step, int64_t layer, const float *x, int64_t stri
 
 // The position of node i: clamped, as slots of a row that is about to end run past the last one.
 inline int64_t position_of(const fs_step &step, int64_t b, int64_t i, int64_t positions) {
-    const int64_t at = step.paths ? step.lengths[b] - 1 : step.start[b] + i;
+    const int64_t at = step.paths ? step.lengths[b * step.nodes + i] - 1 : step.start[b] + i;
     return at < positions ? at : positions - 1;
 }
 
@@ -64,7 +65,7 @@ inline const int64_t *path_of(const fs_step &step, int64_t b, int64_t i) {
 // The slot that node i of row b is written to.
 inline int64_t slot_of(const fs_step &step, int64_t b, int64_t i) {
     const int64_t *path = path_of(step, b, i);
-    return path ? path[step.lengths[b] - 1] : step.start[b] + i;
+    return path ? path[step.lengths[b * step.nodes + i] - 1] : step.start[b] + i;
 }
 
 }  // namespace forescribe

@@ -49,7 +49,7 @@ Floats forward(const Decoder &d, const Plan &p, const Integers &tokens, const In
     s.batch = batch, s.nodes = nodes, s.reach = d.slots, s.threads = threads;
     s.tokens = tokens.data(), s.start = start.data(), s.rows = rows.data();
     if (prompt && !d.whisper) s.embedded = p.given.data() + (only < 0 ? 0 : only * nodes);
-    const Integers lengths(batch, paths ? (int64_t)paths->size() / (batch * nodes) : 0);
+    const Integers lengths(batch * nodes, paths ? (int64_t)paths->size() / (batch * nodes) : 0);
     if (paths) s.paths = paths->data(), s.lengths = lengths.data(), s.path_slots = lengths[0];
     if (chosen) s.node = node.data();
     std::unique_ptr<float[]> logits(new float[outs * d.columns]), hidden(new float[batch * nodes * d.width]());

@@ -21,12 +21,13 @@ from torch import Tensor
 from ..device import Device
 from ..errors import LoadError
 from ..models.slot_model import score_at
-from ..protocols import Drafter, GreedyModel, Model, Needs
+from ..protocols import BeamModel, Chooser, Drafter, GreedyModel, Model, Needs
 from ..requests import Request
+from ..rounds.beams import behind
 from ..rounds.choice import argmax, choose
 from ..rounds.sampling import penalise, perturbed
 from ..rows import Rows
-from ..types import Draft, Prefix
+from ..types import Draft, Level, Paths, Prefix
 
 CONFIDENCE = 0.2
 """A draft ends where its probability, by the draft model itself, falls below this. The bundled pairs are
@@ -106,6 +107,53 @@ class ModelDrafter(Drafter):
                 break
             logits = self.model.score(token[:, None], lengths + depth, reach=rows.reach).logits
         return picker.draft(torch.full_like(lengths, gamma))
+
+
+class TreeDrafter(Drafter):
+    """Grows trees behind beams with any `BeamModel` of the target's vocabulary: each level has the texts of
+    the largest sums, the target's of their beam and its own behind it."""
+
+    def __init__(self, model: BeamModel) -> None:
+        self.model = model
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(vocab=self.model.vocab_size)
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        self.model.allocate(batch, slots)
+
+    def forwards(self, gamma: int) -> int:
+        return gamma
+
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
+        self.model.prefill(rows, tokens, [r.encoder_states for r in requests])
+
+    def catch_up(self, rows: Any, start: Tensor, count: int) -> None:
+        """See `Drafter.catch_up`: `count` tokens of each beam."""
+        beams: Level = rows.beams()
+        level = Level.joined([beams.until(start[:, None] + 1 + place) for place in range(count)])
+        # What comes after the end of a text is written where nobody reads it.
+        behind = level.lengths > rows.lengths[:, None]
+        lengths = torch.where(behind, 1, level.lengths)
+        paths = torch.where(behind[..., None], rows.scratch, level.paths)
+        self.model.score_paths(level.last, Paths(paths, lengths), reach=rows.scratch + 1)
+
+    def grow(self, rows: Any, slots: Tensor, eos: Tensor, choose: Chooser) -> list[Level]:
+        beams: Level = rows.beams()
+        # The draft has not read the last one or two tokens; reading one again changes nothing.
+        fed = Level.joined([beams.until((beams.lengths - 1).clamp_min(1)), beams])
+        logits = self._score(fed, rows.reach)[:, beams.sums.shape[1] :]
+        levels = [behind(beams, *choose(beams, logits), slots[:, 0], eos)]
+        for depth in range(1, slots.shape[1]):
+            best = choose(levels[-1], self._score(levels[-1], rows.reach))
+            levels.append(behind(levels[-1], *best, slots[:, depth], eos))
+        return levels
+
+    def _score(self, level: Level, reach: int) -> Tensor:
+        return self.model.score_paths(level.last, Paths(level.paths, level.lengths), reach=reach)
 
 
 class Picker:

@@ -67,6 +67,7 @@ class Engine:
         modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
         captured: bool = True,
         beam_target: Callable[[], Model] | None = None,
+        beam_drafts: Callable[[], tuple[Drafter, Schedule]] | None = None,
     ) -> None:
         self.target, self.drafter, self.batch = target, drafter, batch
         self.device = choose("cpu") if device is None else device
@@ -76,7 +77,7 @@ class Engine:
         self.faults: Sequence[DecodingError] = self._shared.faults.recent
         """The latest faults."""
         self._capture = capture_for(self.device) if captured else None
-        self._beam_target = beam_target
+        self._beam_target, self._beam_drafts = beam_target, beam_drafts
         table = Table.of_texts(
             self._shared, target, drafter, batch=batch, max_gamma=self.max_gamma, ranks=ranks
         )
@@ -144,9 +145,16 @@ class Engine:
                 raise RequestError("this engine has no beams: give it a beam_target")
             for other in [n for n, lane in self._groups.items() if lane.idle]:
                 self._before += self._groups.pop(other).stats
-            target = self._beam_target()
-            table = Table.of_groups(self._shared, target, batch=self.batch, size=size)
-            self._groups[size] = Lane(table, Fixed(0), (Mode(),), self._capture)
+            drafter, schedule = self._beam_drafts() if self._beam_drafts else (None, Fixed(0))
+            table = Table.of_groups(
+                self._shared,
+                self._beam_target(),
+                drafter,
+                batch=self.batch,
+                size=size,
+                max_gamma=max(schedule.buckets),
+            )
+            self._groups[size] = Lane(table, schedule, (Mode(),), self._capture)
             self._lanes = [self._texts, *self._groups.values()]
         return self._groups[size]
 

@@ -232,14 +232,15 @@ class Results:
         """Reads the best text of a group: fields of its result."""
         assert request.beams is not None
         group = self._reader.read_all(lambda: read_group(rows, row), after)
-        rounds, tokens, logprobs = best_text(group, len(request.prompt), request.beams)
+        length, (rounds,), (drafted,), (accepted,), *texts = group
+        tokens, logprobs = best_text([length, *texts], len(request.prompt), request.beams)
         return {
             "tokens": tuple(tokens),
             "logprobs": tuple(logprobs),
             "sources": (Source.PLAIN,) * len(tokens),
             "rounds": rounds,
-            "drafted": 0,
-            "accepted": 0,
+            "drafted": drafted,
+            "accepted": accepted,
         }
 
     def _read_text(

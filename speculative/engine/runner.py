@@ -183,8 +183,8 @@ class RoundRunner:
         drafts where the drafter has."""
         table, parts = self._table, self.parts[drafter]
         for row in rows:
-            own = slice(row * table.texts, (row + 1) * table.texts)
-            processors = tuple(SingleRowProcessor(p, own) for p in parts.processors)
+            batch = shape.rows if self._groups else table.batch
+            processors = tuple(SingleRowProcessor(p, row, batch) for p in parts.processors)
             error: DecodingError | None = None
             with table.masked_to([row]):
                 try:
@@ -213,12 +213,14 @@ class SingleRowProcessor:
     """
 
     processor: Processor
-    texts: slice
+    row: int
+    batch: int
 
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
-        own = Prefix(prefix.tokens[self.texts], prefix.last[self.texts], prefix.begin[self.texts])
-        out = logits.clone()
-        out[self.texts] = self.processor(logits[self.texts], own)
+        count, out = len(logits) // self.batch, logits.clone()
+        texts = slice(self.row * count, (self.row + 1) * count)
+        own = Prefix(prefix.tokens[texts], prefix.last[texts], prefix.begin[texts])
+        out[texts] = self.processor(logits[texts], own)
         return out
 
 

@@ -21,7 +21,7 @@ from ..device import Device, HostCopy, Stopwatch, upload
 from ..errors import OF_THE_DRAFTER, DecodingError, SpeculativeError, fault
 from ..protocols import Drafter, Model, Needs, Processor
 from ..requests import Finish, Mode, Request, Result, check_whole
-from ..rounds.beams import BeamRows
+from ..rounds.beams import BeamRows, width_of
 from ..rows import Counters, Rows, RowState
 
 ALIGNMENT = 8
@@ -134,14 +134,7 @@ class Table:
     ) -> Table:
         """Allocates rows of one text each. Raises `ValueError` for a drafter that does not fit target,
         schedule or device, and `RequestError` for an impossible batch."""
-        device, needs = shared.device, Needs() if drafter is None else drafter.needs
-        if drafter is None and max_gamma:
-            raise ValueError(f"gamma is {max_gamma}, but there is no drafter; use gamma 0")
-        if needs.vocab not in (None, target.vocab_size):
-            raise ValueError(
-                f"the draft has {needs.vocab} tokens, the target {target.vocab_size}: "
-                "a draft must use the target's vocabulary"
-            )
+        device, needs = shared.device, fitting(drafter, target, max_gamma)
         if needs.ends_early and device.static_shapes:
             raise ValueError(
                 "a drafter that ends its drafts early has no static shape, which "
@@ -164,15 +157,30 @@ class Table:
         return made
 
     @classmethod
-    def of_groups(cls, shared: Shared, target: Model, *, batch: int, size: int) -> Table:
+    def of_groups(
+        cls,
+        shared: Shared,
+        target: Model,
+        drafter: Drafter | None = None,
+        *,
+        batch: int,
+        size: int,
+        max_gamma: int = 0,
+    ) -> Table:
         """Allocates rows of `size` beams each, whose texts have half of the target's positions at most, as
-        openai/whisper's."""
+        openai/whisper's. Raises `ValueError` for a drafter that does not fit."""
         device, most = shared.device, target.max_positions
+        needs = fitting(drafter, target, max_gamma)
+        spare = max_gamma * width_of(size)
         with device.guard():
-            rows = BeamRows.empty(batch, size, most, most // 2, device.torch)
+            rows = BeamRows.empty(batch, size, most, most // 2, device.torch, spare)
+            made = cls(shared, target, rows, most=most, max_gamma=max_gamma)
+            made.drafter, made.needs = drafter, needs
             target.tap(())
             target.allocate(batch, rows.scratch + 1)
-            return cls(shared, target, rows, most=most, max_gamma=0)
+            if drafter is not None:
+                drafter.allocate(batch, rows.scratch + 1, device.torch)
+        return made
 
     @property
     def drafting(self) -> bool:
@@ -225,6 +233,8 @@ class Table:
         """Accounts for a round that is about to run."""
         self.unread_tokens += gamma == 0 and not self.needs.always
         gained = (gamma + 1) * self.texts
+        if self.texts > 1:
+            gained += gamma * width_of(self.texts)
         self.grown += gained
         self.longest = min(self.longest + gained, self.slots)
 
@@ -264,6 +274,19 @@ class Table:
             yield
         finally:
             active |= resting
+
+
+def fitting(drafter: Drafter | None, target: Model, max_gamma: int) -> Needs:
+    """What a drafter needs. Raises `ValueError` where it does not fit the target and the schedule."""
+    needs = Needs() if drafter is None else drafter.needs
+    if drafter is None and max_gamma:
+        raise ValueError(f"gamma is {max_gamma}, but there is no drafter; use gamma 0")
+    if needs.vocab not in (None, target.vocab_size):
+        raise ValueError(
+            f"the draft has {needs.vocab} tokens, the target {target.vocab_size}: "
+            "a draft must use the target's vocabulary"
+        )
+    return needs
 
 
 def failed(request: Request, error: SpeculativeError) -> Result:

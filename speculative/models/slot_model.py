@@ -154,13 +154,13 @@ class SlotModel(ABC):
 
     def path_places(self, paths: Paths, reach: int) -> Places:
         """The places of the last tokens of paths."""
-        slots, last = paths.slots, paths.lengths[:, None] - 1  # [B, N, T], [B, 1]
-        own = slots.gather(2, last[..., None].expand(-1, slots.shape[1], 1))  # [B, N, 1]
-        counted = torch.arange(slots.shape[2], device=slots.device) <= last[..., None]
+        slots, last = paths.slots, paths.lengths[..., None] - 1  # [B, N, T], [B, N, 1]
+        own = slots.gather(2, last)  # [B, N, 1]
+        counted = torch.arange(slots.shape[2], device=slots.device) <= last
         read = torch.where(counted, slots, own).clamp_max(reach - 1)  # of free rows, whatever it is
         shape = (*slots.shape[:2], reach)
         reads = torch.zeros(shape, dtype=torch.bool, device=slots.device).scatter_(2, read, True)
-        positions = self._positions_at(last.expand_as(own[..., 0]))
+        positions = self._positions_at(last[..., 0])
         return Places(own[..., 0], positions, additive(reads, self.dtype))
 
     def whole(self, logits: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..protocols import GreedyModel
+from ..protocols import BeamModel, GreedyModel
 from ..rounds.choice import Allowed, Choice
-from ..types import Prefilled, Scores
+from ..types import Paths, Prefilled, Scores
 from .slot_model import SlotModel, score_at
 
 NONE = -1
@@ -92,6 +92,10 @@ class MappedVocabulary:
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         return self._written(score_at(self.inner, self._to_draft[tokens], start, node, reach))
+
+    def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
+        read = cast(BeamModel, self.inner).score_paths(self._to_draft[tokens], paths, reach=reach)
+        return self._written(read)
 
     def _written(self, logits: Tensor) -> Tensor:
         """Logits `[..., W]` as those of the target's tokens `[..., V]`."""

@@ -135,7 +135,7 @@ class NativeDecoder(SlotModel, ABC):
 
     def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
         logits = torch.empty((*tokens.shape, self._columns))
-        self._forward(tokens, paths.lengths, reach, logits, paths=paths)
+        self._forward(tokens, None, reach, logits, paths=paths)
         return self.whole(logits)
 
     def draft_greedy(
@@ -177,7 +177,7 @@ class NativeDecoder(SlotModel, ABC):
     def _forward(
         self,
         tokens: Tensor,
-        start: Tensor,
+        start: Tensor | None,
         reach: int,
         logits: Tensor | None,
         *,
@@ -208,7 +208,7 @@ class NativeDecoder(SlotModel, ABC):
         read = nodes if node is None else 1
         given: dict[str, Tensor | None] = {  # kept until the call ends
             "tokens": checked("tokens", self.known_tokens(tokens), torch.int64, batch, nodes),
-            "start": checked("start", start, torch.int64, batch),
+            "start": start if start is None else checked("start", start, torch.int64, batch),
             "rows": rows if rows is None else checked("rows", rows, torch.int64, batch),
             "node": node if node is None else checked("node", node, torch.int64, batch),
             "queries": queries,
@@ -218,7 +218,7 @@ class NativeDecoder(SlotModel, ABC):
             step.path_slots = paths.slots.shape[2]
             shape = batch, nodes, step.path_slots
             given["paths"] = checked("paths", paths.slots, torch.int64, *shape)
-            given["lengths"] = checked("lengths", paths.lengths, torch.int64, batch)
+            given["lengths"] = checked("lengths", paths.lengths, torch.int64, batch, nodes)
         if logits is not None:
             shape = batch, read, self._columns
             given["logits"] = checked("logits", logits, torch.float32, *shape)

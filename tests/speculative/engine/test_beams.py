@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter
+from forescribe.speculative.drafters.model_drafter import TreeDrafter
 from forescribe.speculative.errors import DecodingError, RequestError
 from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.requests import Beams, Finish, Probe, Request, Result, Sampling
@@ -60,8 +61,16 @@ def plainly(request: Request) -> tuple[tuple[int, ...], float]:
 
 
 def engine_of(
-    batch: int, made: type[TinyModel] = TinyModel, rules: Sequence[Any] = (forbids,), gamma: int = 0
+    batch: int,
+    made: type[TinyModel] = TinyModel,
+    rules: Sequence[Any] = (forbids,),
+    gamma: int = 0,
+    levels: int = 0,
+    blur: float = 0.3,
 ) -> Engine:
+    def drafts() -> tuple[TreeDrafter, Fixed]:
+        return TreeDrafter(TinyModel(positions=POSITIONS, blur=blur)), Fixed(levels)
+
     return Engine(
         TinyModel(positions=POSITIONS),
         ModelDrafter(TinyModel(positions=POSITIONS, blur=0.3)) if gamma else None,
@@ -70,17 +79,20 @@ def engine_of(
         schedule=Fixed(gamma),
         processors=rules,
         beam_target=lambda: made(positions=POSITIONS),
+        beam_drafts=drafts if levels else None,
     )
 
 
-def searched(work: list[Request], batch: int, gamma: int = 0) -> dict[int, Result]:
-    engine = engine_of(batch, gamma=gamma)
+def searched(
+    work: list[Request], batch: int, gamma: int = 0, levels: int = 0, blur: float = 0.3
+) -> dict[int, Result]:
+    engine = engine_of(batch, gamma=gamma, levels=levels, blur=blur)
     found = {result.request.tag: result for result in engine.run(work)}
     assert not engine.faults and engine.free == batch and engine.idle
     assert engine.stats.emitted == sum(len(result.tokens) for result in found.values())
     assert engine.stats.row_rounds == sum(result.rounds for result in found.values())
     groups = [result for result in found.values() if result.request.beams is not None]
-    assert all(result.drafted == result.accepted == 0 for result in groups)
+    assert levels or all(result.drafted == result.accepted == 0 for result in groups)
     return found
 
 
@@ -90,10 +102,14 @@ def searched(work: list[Request], batch: int, gamma: int = 0) -> dict[int, Resul
     given=options,
     size=st.integers(1, 6),
     batch=st.integers(1, 4),
+    levels=st.integers(0, 4),
+    blur=st.sampled_from([0.0, 0.3, 3.0]),
 )
-def test_texts_are_those_of_plain_beam_search_in_any_batch(work, given, size, batch) -> None:
+def test_texts_are_those_of_plain_beam_search_in_any_batch(
+    work, given, size, batch, levels, blur
+) -> None:
     requests = [Request(**one, beams=Beams(size, **given), tag=i) for i, one in enumerate(work)]
-    found = searched(requests, batch)
+    found = searched(requests, batch, levels=levels, blur=blur)
     for request in requests:
         result, (text, total) = found[request.tag], plainly(request)
         assert result.tokens == text
