@@ -152,7 +152,7 @@ def transcribe(
         terms: names and terms, written so where they are heard; each as a line of `--terms`.
         replacements: words to write otherwise; each as a line of `--replace`.
         hint: text that is probably spoken, such as a script: drafts are copied from it in place of a draft
-            model, which saves time and changes no word. With beams nothing is drafted.
+            model, which saves time and changes no word. Of no use with beams.
         beam_size: beams of a search, 1 for the most probable words, with drafts, or "auto" for beams where
             these are doubtful; None is the model's own, five for models up to small.
         words: give every segment its words with their times.

@@ -23,9 +23,9 @@ from forescribe.speculative.drafters.model_drafter import confidence_for
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.engine.schedule import Goodput, schedule_for
+from forescribe.speculative.engine.schedule import Fixed, Goodput, schedule_for
 from forescribe.speculative.native.adapters import NativeWhisperDecoder
-from forescribe.speculative.protocols import Drafter
+from forescribe.speculative.protocols import Drafter, Schedule
 from forescribe.speculative.requests import Finish, Request, Result, Stats
 
 from ..model.presets import BeamSize
@@ -45,6 +45,9 @@ ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 
 TOKENS_PER_S = 3.5
 """Tokens that people's voices write, about."""
+
+LEVELS = (0, 1, 2, 4)
+"""Levels of the trees behind beams."""
 
 SCRIPT_SLOTS = 16384
 """Tokens of a text that drafts are copied from: about an hour and a half of speech."""
@@ -124,18 +127,20 @@ class DecodingContext:
         `features` took the target's encoder `spent_s`; the draft's takes a known share of that
         (`SpeechModel.hearing`). Only where the host has waited for the encoder is `spent_s` its time.
         """
-        schedule, count = self.engine.schedule, len(features[0])
-        if not (isinstance(schedule, Goodput) and self.whisper.device.synchronous):
+        count, schedules = len(features[0]), (self.engine.schedule, self.engine.beam_schedule)
+        known = [schedule for schedule in schedules if isinstance(schedule, Goodput)]
+        if not (known and self.whisper.device.synchronous):
             return
         shares = sum(self.whisper.hearing(row) for row in zip(*features, strict=True))
         if shares:
             tokens = TOKENS_PER_S * sum(map(end_of, features[0])) / POSITIONS_PER_S
-            schedule.work.expect(count, shares * spent_s / count, tokens, spent_s)
+            for schedule in known:
+                schedule.work.expect(count, shares * spent_s / count, tokens, spent_s)
 
-    @property
-    def drafting(self) -> str | None:
-        """What an adaptive draft length has decided so far; None where it is fixed."""
-        schedule = self.engine.schedule
+    def drafting(self, *, beams: bool) -> str | None:
+        """What an adaptive draft length has decided so far, of single texts or of `beams`; None where it is
+        fixed."""
+        schedule = self.engine.beam_schedule if beams else self.engine.schedule
         return schedule.decision if isinstance(schedule, Goodput) else None
 
     def beside(self, work: Callable[[], T]) -> T:
@@ -275,6 +280,10 @@ def _engine(whisper: SpeechModel, batch: int, gamma: int | None) -> Engine:
     """An engine of `batch` slots. Where shapes are compiled, every one is now, before there is work that
     would wait for it."""
     drafter = None if gamma == 0 else _drafter(whisper, gamma)
+    grows = None  # a draft head grows no tree, nor do several drafts
+    if gamma != 0 and len(whisper.drafts) == 1:
+        grows = getattr(whisper.drafts[0], "tree_drafter", None)
+    levels: Schedule = Goodput(LEVELS) if gamma is None else Fixed(min(gamma, LEVELS[-1]))
     engine = Engine(
         whisper.decoder(),
         drafter,
@@ -284,6 +293,8 @@ def _engine(whisper: SpeechModel, batch: int, gamma: int | None) -> Engine:
         processors=whisper.rules(),
         device=whisper.device,
         beam_target=whisper.decoder,
+        beam_drafter=grows,
+        beam_schedule=None if grows is None else levels,
     )
     engine.choose_threads()
     if whisper.device.static_shapes:

@@ -409,11 +409,6 @@ class Options:
             read_terms(self.terms)
         Replacements.of(self.replacements)
         _ = self.beams
-        if self.gamma and self.beam_size not in (1, AUTO, None):
-            raise UsageError(
-                f"gamma {self.gamma} drafts the most probable tokens, and beams have no drafts; leave it "
-                "out, or give beam_size 1"
-            )
 
     @classmethod
     def typed(cls, given: Given) -> Self:
@@ -435,7 +430,7 @@ class Options:
 
     @property
     def drafted(self) -> bool:
-        """Whether the most probable tokens are written, at least at first: those of beams are not drafted."""
+        """Whether the most probable tokens are written, at least at first."""
         return self.beam_size in (1, AUTO)
 
     @property

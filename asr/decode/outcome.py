@@ -139,7 +139,7 @@ def _transcript(recording: Submission, wall: float) -> Transcript:
         stats=stats(done, wall)
         | {
             "search": bound.options.search,
-            "drafting": context.drafting if bound.options.drafted else None,
+            "drafting": context.drafting(beams=not bound.options.drafted),
         },
     )
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.heads import HeadDrafter
-from forescribe.speculative.drafters.model_drafter import ModelDrafter
+from forescribe.speculative.drafters.model_drafter import ModelDrafter, TreeDrafter
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.heads.records import Head
 from forescribe.speculative.models.slot_model import SlotModel
@@ -289,6 +289,10 @@ class DraftLLM:
 
     def drafter(self, index: int, confidence: float) -> ModelDrafter:
         return ModelDrafter(self.decoder(index), confidence=confidence)
+
+    def tree_drafter(self) -> TreeDrafter:
+        """The same behind beams."""
+        return TreeDrafter(self.decoder())
 
     def embeddings(self, family: Family, windows: Sequence[Inputs]) -> list[Tensor]:
         """Those of windows, by its encoder."""

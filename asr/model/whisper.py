@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafters.model_drafter import DraftTokens, ModelDrafter
+from forescribe.speculative.drafters.model_drafter import DraftTokens, ModelDrafter, TreeDrafter
 from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
@@ -329,6 +329,10 @@ class DraftModel:
 
     def drafter(self, index: int, confidence: float) -> ModelDrafter:
         return ModelDrafter(self.decoder(index), confidence=confidence)
+
+    def tree_drafter(self) -> TreeDrafter:
+        """The same behind beams."""
+        return TreeDrafter(self.decoder())
 
 
 def target_decoder(model: Any, engine: ModelEngine, device: Device) -> SlotModel:

@@ -25,7 +25,7 @@ from benchmarks import provenance
 from benchmarks.gpu.dimensions import KNOWN, LARGE_V3, SMALL
 from benchmarks.gpu.report import Section, card, failures, run, table
 from benchmarks.gpu.sections import Bench, Record, build, equality, memory
-from benchmarks.gpu.timings import bandwidth, encoder, end_to_end, rounds
+from benchmarks.gpu.timings import bandwidth, beams, encoder, end_to_end, rounds
 from benchmarks.gpu.whole import live, real, service
 from forescribe.speculative.device import at_most, choose
 from forescribe.speculative.errors import DeviceError
@@ -36,6 +36,7 @@ SECTIONS = {
     "equality": Section(equality, 90),
     "encoder": Section(encoder, 20),
     "rounds": Section(rounds, 140),
+    "beams": Section(beams, 50),
     "end to end": Section(end_to_end, 140),
 }
 """Sections in their order, with seconds; together less than ten minutes."""
@@ -50,6 +51,7 @@ EVERYTHING = {
     "bandwidth": SECTIONS["bandwidth"],
     "encoder": SECTIONS["encoder"],
     "rounds": SECTIONS["rounds"],
+    "beams": SECTIONS["beams"],
     "end to end": SECTIONS["end to end"],
 }
 """With recordings, transcripts and the service: what is worth most first, as the last may find no time."""

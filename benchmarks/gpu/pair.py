@@ -20,14 +20,15 @@ from benchmarks.gpu.text_path import TextPath
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.model_drafter import TreeDrafter
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.plain import Encoder
 from forescribe.speculative.native.adapters import NativeWhisperDecoder
-from forescribe.speculative.protocols import Drafter, Model, Schedule
+from forescribe.speculative.protocols import BeamModel, Drafter, Schedule
 from forescribe.speculative.requests import Mode
 
-DECODERS: dict[str, Callable[..., Model]] = {
+DECODERS: dict[str, Callable[..., BeamModel]] = {
     "lean": LeanWhisperDecoder,
     "modules": WhisperDecoder,
     "native": NativeWhisperDecoder,
@@ -67,14 +68,15 @@ class Pair:
         decoder: str = "lean",
         captured: bool = True,
         cut: bool = False,
+        levels: int = 0,
         modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
     ) -> Engine:
         """An engine with Whisper's rules; without an agreement and a drafter there are no drafts. `cut` cuts
-        the draft's head to the tokens that occur."""
-        kind = DECODERS[decoder]
-        if agreement is not None:
-            listed = sorted(self.path.tokens) if cut else None
-            drafter = ModelDrafter(kind(self.drafts[agreement], listed=listed))
+        the draft's head to the tokens that occur. Behind beams there are trees of so many `levels`."""
+        kind, listed = DECODERS[decoder], sorted(self.path.tokens) if cut else None
+        draft = None if agreement is None else self.drafts[agreement]
+        if draft is not None:
+            drafter = ModelDrafter(kind(draft, listed=listed))
         return Engine(
             kind(self.target),
             drafter,
@@ -85,6 +87,9 @@ class Pair:
             device=self.device,
             captured=captured,
             modes=modes,
+            beam_target=lambda: kind(self.target),
+            beam_drafter=None if draft is None else lambda: TreeDrafter(kind(draft, listed=listed)),
+            beam_schedule=Fixed(levels),
         )
 
     def rules(self) -> tuple[Any, ...]:

@@ -17,12 +17,17 @@ from benchmarks.gpu import construction
 from benchmarks.gpu.dimensions import Dimensions
 from benchmarks.gpu.pair import Known, decode
 from benchmarks.gpu.sections import Bench, Record, automatic, encode, weigh
+from forescribe.asr.model.presets import BEAMS
 from forescribe.speculative import Engine
 from forescribe.speculative.engine.schedule import BUCKETS, expected_tokens
-from forescribe.speculative.requests import Mode
+from forescribe.speculative.requests import Beams, Mode
+from forescribe.speculative.rounds.beams import BeamRows
 
 COPIED = 1 << 30
 """Bytes of the copy that bandwidth is measured with; a CPU copies an eighth of it."""
+
+LEVELS = (0, 1, 2, 4)
+"""Of trees behind beams."""
 
 LARGEST_PART = 16
 """Windows that are encoded or admitted at once: products of more are no more efficient."""
@@ -98,6 +103,37 @@ def rounds(bench: Bench) -> Record:
     return record
 
 
+def beams(bench: Bench) -> Record:
+    """Milliseconds of a round of five beams by batch and levels of the trees behind them, and whether the
+    texts are those without. The beams of constructed models are no people's, so how many steps a round would
+    take is asked of published ones: docs/methods/beams.md."""
+    record, known = bench.record, dict[int, tuple[int, ...]]()
+    work = [
+        replace(each, request=replace(each.request, beams=Beams(BEAMS))) for each in bench.work(6)
+    ]
+    for batch in (batch for batch in bench.batches if batch <= LARGEST_PART):
+        for levels in LEVELS:
+            name = f"batch {batch}, levels {levels}"
+            bench.figure(record, name, partial(one_search, bench, batch, levels))
+            if batch == bench.batches[0] and f"{levels} levels" not in record:
+                engine = bench.models.engine(2, agreement=0.8, levels=levels)
+                found = decode(engine, work)
+                known = known or found
+                told = [Known(each.request, known[n]) for n, each in enumerate(work)]
+                record[f"{levels} levels"] = bench.check(f"beams, {levels} levels", found, told) | {
+                    "steps_per_row_round": round(engine.stats.mean_acceptance_length, 2)
+                }
+    return record
+
+
+def one_search(bench: Bench, batch: int, levels: int) -> Record:
+    """Times a shape on rows of five beams, all active."""
+    engine = bench.models.engine(batch, agreement=0.8, levels=levels)
+    run = active_rounds(engine, levels, bench, Beams(BEAMS))
+    each = 8 if bench.device.kind == "cuda" else 1
+    return {"ms": best_ms(bench, lambda: [run() for _ in range(each)], each=each)}
+
+
 def one_round(bench: Bench, batch: int, gamma: int, options: dict[str, Any]) -> Record:
     """Times a shape on rows that are all active, eight rounds behind each other."""
     engine = bench.models.engine(batch, gamma=gamma, agreement=0.8, **options)
@@ -117,20 +153,26 @@ def one_round(bench: Bench, batch: int, gamma: int, options: dict[str, Any]) -> 
     return record
 
 
-def active_rounds(engine: Engine, gamma: int, bench: Bench) -> Callable[[], object]:
+def active_rounds(
+    engine: Engine, gamma: int, bench: Bench, beams: Beams | None = None
+) -> Callable[[], object]:
     """Rounds of rows that never end: their lengths are set back before each."""
     with torch.inference_mode(), bench.device.guard():
         for known in bench.work(engine.batch):
-            engine.submit(known.request)
-        lane = engine._texts
+            engine.submit(replace(known.request, beams=beams))
+        lane = engine._texts if beams is None else engine._groups[beams.size]
         lane._admit()
         if gamma and lane.reader is not None:
             lane.reader.read()
-    rows, runner = engine.rows, lane.runner
-    shape = runner._shapes.pick(engine.batch, gamma, Mode(), 128)
+    rows, runner = lane.table.rows, lane.runner
+    reach = 128 if beams is None else min(128 * (1 + beams.size), rows.scratch)
+    shape = runner._shapes.pick(engine.batch, gamma, Mode(), reach)
 
     @torch.inference_mode()
     def run() -> None:
+        if isinstance(rows, BeamRows):
+            rows.sums.zero_()
+            rows.ended.zero_()
         rows.lengths.fill_(100 if bench.dimensions.positions > 200 else 20)
         rows.limits.fill_(bench.dimensions.positions)
         rows.active.fill_(True)

@@ -330,17 +330,17 @@ class SpeechOptions(LoadOptions, DecodingOptions):
 
         target = resolve(self.model, NO_DRAFT).target
         decoding = self.decoding.settled(beams_of(target, find(target)))
-        asked = {
-            "--draft": self.draft if self.draft != NO_DRAFT else None,
-            "--gamma": self.drafts,
-            "--reference-text": decoding.hint,
-        }
-        given = next((name for name, value in asked.items() if value), None)
-        known = decoding.beam_size is not None
-        if given is not None and known and not decoding.drafted:
+        if decoding.beam_size is None or decoding.drafted:
+            return
+        found = f"{self.model or 'the model'} is searched with {decoding.beam_size} beams"
+        if decoding.hint:
             raise UsageError(
-                f"{given} is for the most probable words, and {self.model or 'the model'} is searched with "
-                f"{decoding.beam_size} beams, which have no drafts: add --beam-size 1, or auto"
+                f"--reference-text is for the most probable words, and {found}: add --beam-size 1, or auto"
+            )
+        if self.drafts and self.draft in (None, NO_DRAFT):
+            raise UsageError(
+                f"--gamma is for drafts, and {found}, which are drafted by the model of --draft alone: add "
+                "that, or --beam-size 1"
             )
 
     def load(self, tell: Callable[[str], None]) -> Transcriber:

@@ -39,7 +39,7 @@ void steps(const Decoder &d, const Caches &caches) {
     Integers low(batch * nodes, -1), high(batch * nodes, d.vocab);
     Integers far(batch, INT64_MAX), rows(batch, d.batch), end(batch, d.slots - nodes + 1), last(batch, nodes);
     const Integers paths(batch * nodes * 2, 1), behind(batch * nodes * 2, d.slots), before(batch * nodes * 2, -1);
-    const Integers two(batch, 2), none(batch, 0), three(batch, 3);
+    const Integers two(batch * nodes, 2), none(batch * nodes, 0), three(batch * nodes, 3);
     fs_step s = {};
     s.batch = batch, s.nodes = nodes, s.reach = d.slots, s.threads = 1;
     s.tokens = tokens.data(), s.start = start.data(), s.node = node.data();

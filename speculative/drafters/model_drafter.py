@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,37 +109,21 @@ class ModelDrafter(Drafter):
         return picker.draft(torch.full_like(lengths, gamma))
 
 
-class TreeDrafter(Drafter):
-    """Grows trees behind beams with any `BeamModel` of the target's vocabulary: each level has the texts of
-    the largest sums, the target's of their beam and its own behind it."""
-
-    def __init__(self, model: BeamModel) -> None:
-        self.model = model
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(vocab=self.model.vocab_size)
-
-    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
-        self.model.allocate(batch, slots)
-
-    def forwards(self, gamma: int) -> int:
-        return gamma
-
-    def admit(
-        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
-    ) -> None:
-        self.model.prefill(rows, tokens, [r.encoder_states for r in requests])
+class TreeDrafter(ModelDrafter):
+    """The same behind beams, with a `BeamModel`: each level of its trees has the texts of the largest sums,
+    the target's of their beam and its own behind it."""
 
     def catch_up(self, rows: Any, start: Tensor, count: int) -> None:
         """See `Drafter.catch_up`: `count` tokens of each beam."""
-        beams: Level = rows.beams()
-        level = Level.joined([beams.until(start[:, None] + 1 + place) for place in range(count)])
-        # What comes after the end of a text is written where nobody reads it.
-        behind = level.lengths > rows.lengths[:, None]
-        lengths = torch.where(behind, 1, level.lengths)
-        paths = torch.where(behind[..., None], rows.scratch, level.paths)
-        self.model.score_paths(level.last, Paths(paths, lengths), reach=rows.scratch + 1)
+        beams, levels = rows.beams(), list[Level]()
+        for place in range(count):
+            length = (start + 1 + place)[:, None]
+            written = length <= beams.lengths
+            level = beams.until(torch.where(written, length, 1))
+            # What would come after the end of a text is written where nobody reads it.
+            paths = torch.where(written[..., None], level.paths, rows.scratch)
+            levels.append(replace(level, paths=paths))
+        self._score(Level.joined(levels), rows.scratch + 1)
 
     def grow(self, rows: Any, slots: Tensor, eos: Tensor, choose: Chooser) -> list[Level]:
         beams: Level = rows.beams()
@@ -153,7 +137,8 @@ class TreeDrafter(Drafter):
         return levels
 
     def _score(self, level: Level, reach: int) -> Tensor:
-        return self.model.score_paths(level.last, Paths(level.paths, level.lengths), reach=reach)
+        model, paths = cast(BeamModel, self.model), Paths(level.paths, level.lengths)
+        return model.score_paths(level.last, paths, reach=reach)
 
 
 class Picker:

@@ -47,7 +47,8 @@ class Engine:
     all is added where there is none. `captured=False` runs rounds operator by operator there too.
 
     Requests with beams have `batch` rows of their own for each number of beams, and caches in a target of
-    their own, which `beam_target` makes when they come; without it they are refused.
+    their own, which `beam_target` makes when they come; without it they are refused. A drafter that
+    `beam_drafter` makes grows trees behind them, of as many levels as `beam_schedule` says.
 
     Raises `ValueError` for parts that do not fit: another vocabulary, a draft length without a drafter. Not
     thread-safe.
@@ -67,7 +68,8 @@ class Engine:
         modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
         captured: bool = True,
         beam_target: Callable[[], Model] | None = None,
-        beam_drafts: Callable[[], tuple[Drafter, Schedule]] | None = None,
+        beam_drafter: Callable[[], Drafter] | None = None,
+        beam_schedule: Schedule | None = None,
     ) -> None:
         self.target, self.drafter, self.batch = target, drafter, batch
         self.device = choose("cpu") if device is None else device
@@ -77,7 +79,8 @@ class Engine:
         self.faults: Sequence[DecodingError] = self._shared.faults.recent
         """The latest faults."""
         self._capture = capture_for(self.device) if captured else None
-        self._beam_target, self._beam_drafts = beam_target, beam_drafts
+        self._beam_target, self._beam_drafter = beam_target, beam_drafter
+        self.beam_schedule = Fixed(0) if beam_schedule is None else beam_schedule
         table = Table.of_texts(
             self._shared, target, drafter, batch=batch, max_gamma=self.max_gamma, ranks=ranks
         )
@@ -145,11 +148,11 @@ class Engine:
                 raise RequestError("this engine has no beams: give it a beam_target")
             for other in [n for n, lane in self._groups.items() if lane.idle]:
                 self._before += self._groups.pop(other).stats
-            drafter, schedule = self._beam_drafts() if self._beam_drafts else (None, Fixed(0))
+            schedule, drafter = self.beam_schedule, self._beam_drafter
             table = Table.of_groups(
                 self._shared,
                 self._beam_target(),
-                drafter,
+                None if drafter is None else drafter(),
                 batch=self.batch,
                 size=size,
                 max_gamma=max(schedule.buckets),

@@ -232,8 +232,8 @@ class Results:
         """Reads the best text of a group: fields of its result."""
         assert request.beams is not None
         group = self._reader.read_all(lambda: read_group(rows, row), after)
-        length, (rounds,), (drafted,), (accepted,), *texts = group
-        tokens, logprobs = best_text([length, *texts], len(request.prompt), request.beams)
+        (rounds,), (drafted,), (accepted,), *texts = group
+        tokens, logprobs = best_text(texts, len(request.prompt), request.beams)
         return {
             "tokens": tuple(tokens),
             "logprobs": tuple(logprobs),

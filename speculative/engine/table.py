@@ -21,7 +21,7 @@ from ..device import Device, HostCopy, Stopwatch, upload
 from ..errors import OF_THE_DRAFTER, DecodingError, SpeculativeError, fault
 from ..protocols import Drafter, Model, Needs, Processor
 from ..requests import Finish, Mode, Request, Result, check_whole
-from ..rounds.beams import BeamRows, width_of
+from ..rounds.beams import WIDE, BeamRows
 from ..rows import Counters, Rows, RowState
 
 ALIGNMENT = 8
@@ -171,7 +171,7 @@ class Table:
         openai/whisper's. Raises `ValueError` for a drafter that does not fit."""
         device, most = shared.device, target.max_positions
         needs = fitting(drafter, target, max_gamma)
-        spare = max_gamma * width_of(size)
+        spare = max_gamma * WIDE * size
         with device.guard():
             rows = BeamRows.empty(batch, size, most, most // 2, device.torch, spare)
             made = cls(shared, target, rows, most=most, max_gamma=max_gamma)
@@ -234,7 +234,7 @@ class Table:
         self.unread_tokens += gamma == 0 and not self.needs.always
         gained = (gamma + 1) * self.texts
         if self.texts > 1:
-            gained += gamma * width_of(self.texts)
+            gained += gamma * WIDE * self.texts
         self.grown += gained
         self.longest = min(self.longest + gained, self.slots)
 

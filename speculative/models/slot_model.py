@@ -137,6 +137,10 @@ class SlotModel(ABC):
     def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
         """See `Model.score`."""
 
+    @abstractmethod
+    def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
+        """See `BeamModel.score_paths`."""
+
     def known_tokens(self, tokens: Tensor) -> Tensor:
         """The tokens as they are read; of a draft, in place of those that it does not have, another one."""
         return tokens

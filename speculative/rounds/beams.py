@@ -14,8 +14,8 @@ With drafts a round takes several steps of this search. A drafter grows a tree b
 its gamma levels the `width` texts that it holds to be the most probable, and the target scores the beams and
 the tree together. The steps are then taken as without drafts, by what the target says. A step needs its
 scores of all beams that matter: one that is not in the tree does not matter where it is less probable than
-the last of the `size` texts that go on from the others, since no text is more probable than its beginning. The
-first step that lacks a beam which does matter is left to the next round. What is drafted changes how many
+the last of the `size` texts that go on from the others, since no text is more probable than its beginning.
+The first step that lacks a beam which does matter is left to the next round. What is drafted changes how many
 steps a round takes, and no text.
 
 A row of `BeamRows` is a group of K texts, whose tokens are a tree: `parents` leads from each token to the one
@@ -48,9 +48,9 @@ from .round import Parts, StageCallback, is_end
 NEVER = float("-inf")
 
 
-def width_of(size: int) -> int:
-    """Nodes of a level of the tree behind so many beams."""
-    return size + -(-3 * size // 5)
+WIDE = 3
+"""Nodes of a level of the tree, for each beam: of 16 behind five all of the next five that matter are nodes
+in 70 % of the cases, of 8 in 62 %, of 24 in 71 % (tiny.en, its bundled draft; docs/methods/beams.md)."""
 
 
 @dataclass
@@ -69,6 +69,7 @@ class BeamRows(RowState):
     ended_tokens: Tensor  # [B, F + 1] int64, which end of text
     ended_sums: Tensor  # [B, F + 1] float32
     ended_logprobs: Tensor  # [B, F + 1] float32, of the end of text alone
+    gamma: Tensor  # [B] int64, levels that count at most
     drafted: Tensor  # [B] int64, levels
     accepted: Tensor  # [B] int64, of these
     longest: int  # tokens of a text at most
@@ -96,6 +97,7 @@ class BeamRows(RowState):
             ended_tokens=zeros(batch, texts + 1),
             ended_sums=zeros(batch, texts + 1, dtype=torch.float32),
             ended_logprobs=zeros(batch, texts + 1, dtype=torch.float32),
+            gamma=zeros(batch),
             drafted=zeros(batch),
             accepted=zeros(batch),
             longest=longest,
@@ -108,7 +110,8 @@ class BeamRows(RowState):
 
     @property
     def width(self) -> int:
-        return width_of(self.texts)
+        """Nodes of a level of the tree."""
+        return WIDE * self.texts
 
     def free(self, count: int, place: torch.device) -> BeamRows:
         most = self.paths.shape[2] - 1
@@ -128,6 +131,7 @@ class BeamRows(RowState):
             self.lengths[i] = self.begin[i] = length
             self.limits[i] = min(length + min(new, self.longest), room)
             self.wanted[i] = request.beams.candidates
+            self.gamma[i] = gamma if request.gamma is None else request.gamma
 
     def beams(self) -> Level:
         """The texts of all rows: the root of a tree."""
@@ -157,7 +161,7 @@ def beam_round(
     """Runs one round of all rows, in place, as `round.run_round` does of single texts: up to `gamma` + 1
     steps of the search. No slot of an active row is at `rows.reach` or behind."""
     size, width = rows.texts, rows.width
-    choose = partial(_best, parts.processors, rows.begin, size + len(parts.eos))
+    choose = partial(_best, parts.processors, rows.begin, max(size + len(parts.eos), WIDE))
     slots, tree = rows.new_slots(size + gamma * width), [rows.beams()]
     if gamma:
         new = slots[:, size:].unflatten(1, (gamma, width))
@@ -177,8 +181,9 @@ def beam_round(
         index = node[..., None].expand(-1, -1, best.shape[2])
         scored = chances.gather(1, index).masked_fill(~known[..., None], NEVER)
         step = _Step.of(rows, parts.eos, best.gather(1, index), scored)
-        # Of an unknown beam nothing is as probable as the last text that goes on.
+        # Nothing that goes on from an unknown beam is as probable as the last text that does from others.
         going &= (known | (rows.sums < step.sums[:, -1:]) | (rows.sums == NEVER)).all(1)
+        going &= rows.gamma >= depth
         slot = fresh
         if depth < gamma:
             level, before = tree[depth + 1], depth and size + (depth - 1) * width
@@ -191,7 +196,7 @@ def beam_round(
         steps += going
         going &= rows.active
     accepted = (steps - 1).clamp_min(0)
-    drafted = torch.where(rows.active, gamma, accepted)
+    drafted = torch.where(rows.active, rows.gamma.clamp_max(gamma), accepted)
     rows.rounds += began
     rows.drafted += drafted
     rows.accepted += accepted
@@ -245,9 +250,17 @@ class _Step:
         column = torch.arange(size * width, device=token.device).expand_as(order)
         place = torch.where(~ends & (going <= size), going - 1, size)
         chosen = torch.zeros_like(order[:, : size + 1]).scatter(1, place, column)[:, :size]
-        parts = (values.gather(1, chosen) for values in (source, token, chance, scores))
-        ended = ends & (going < size) & (scores > NEVER)
-        return cls(*parts, ended, source, token, chance, scores)
+        return cls(
+            parent=source.gather(1, chosen),
+            token=token.gather(1, chosen),
+            chance=chance.gather(1, chosen),
+            sums=scores.gather(1, chosen),
+            ended=ends & (going < size) & (scores > NEVER),
+            source=source,
+            tokens=token,
+            chances=chance,
+            scores=scores,
+        )
 
     def commit(self, rows: BeamRows, slot: Tensor, going: Tensor) -> None:
         """Takes the step in the rows that are `going [B]`; the new tokens are in `slot [B, K]`."""
@@ -327,19 +340,19 @@ def _best_allowed(logits: Tensor, allowed: Allowed, width: int) -> tuple[Tensor,
 
 
 def read_group(rows: BeamRows, row: int) -> list[Tensor]:
-    """What `best_text` needs of a row, and how many levels were drafted and kept."""
+    """How many rounds a row took, levels were drafted and were kept, and what `best_text` needs."""
     each = slice(row, row + 1)
     parts = [rows.tokens, rows.parents, rows.logprobs, rows.sums]
     parts += [rows.ended_at, rows.ended_tokens, rows.ended_sums, rows.ended_logprobs]
-    counts = (rows.lengths, rows.rounds, rows.drafted, rows.accepted, rows.ended)
+    counts = (rows.rounds, rows.drafted, rows.accepted, rows.lengths, rows.ended)
     return [*(count[each] for count in counts), *(values[row] for values in parts)]
 
 
 def best_text(
     group: Sequence[list[Any]], begin: int, beams: Beams
 ) -> tuple[list[int], list[float]]:
-    """The best text of a group with log-probabilities, from the numbers of `read_group` but its first four: of
-    the texts that have ended and, where they are fewer than beams, of the most probable ones that have not
+    """The best text of a group with log-probabilities, from what `read_group` has behind the counts: of the
+    texts that have ended and, where they are fewer than beams, of the most probable ones that have not
     (openai/whisper, `BeamSearchDecoder.finalize` and `MaximumLikelihoodRanker`)."""
     (length,), (count,), tokens, parents, logprobs, sums, *ended = group
     ended_at, ended_tokens, ended_sums, ended_logprobs = ended
@@ -347,8 +360,8 @@ def best_text(
         (ended_sums[i], ended_at[i], [ended_tokens[i]], [ended_logprobs[i]]) for i in range(count)
     ]
     # The most probable first.
-    written = length - begin
-    last = [begin + (written - 1) * beams.size + k if written else length - 1 for k in range(beams.size)]
+    first = begin + (length - begin - 1) * beams.size  # of the last tokens
+    last = [first + k if length > begin else length - 1 for k in range(beams.size)]
     ends += [(total, at, [], []) for total, at in zip(sums, last, strict=True)][
         : max(0, beams.size - count)
     ]

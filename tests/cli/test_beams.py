@@ -59,15 +59,18 @@ def test_models_up_to_small_are_searched_with_five_beams(forescribe: Command, he
     assert texts[1] != texts[5]
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("--gamma", "is for drafts"), ("--reference-text", "is for the most probable")],
+)
 @pytest.mark.parametrize("searched", [(), ("--beam-size", "2")], ids=["default", "2 beams"])
 def test_drafts_are_refused_beside_a_search_that_has_none(
-    forescribe: Command, here: Path, name: str, searched: tuple[str, ...]
+    forescribe: Command, here: Path, name: str, told: str, searched: tuple[str, ...]
 ) -> None:
     done = forescribe(*TINY, *DRAFTS[name], *searched)
     assert (done.status, done.out) == (2, "") and done.err.count("\n") == 1
-    assert done.err.startswith(f"forescribe: {name} is for the most probable words")
-    assert "add --beam-size 1, or auto" in done.err
+    assert done.err.startswith(f"forescribe: {name} {told}")
+    assert "--beam-size 1" in done.err
     assert f"tiny.en is searched with {2 if searched else 5} beams" in done.err
     assert {path.name for path in here.iterdir()} == {"a.wav", "script.txt"}
 
@@ -104,9 +107,20 @@ def test_drafts_are_written_with_one_beam(forescribe: Command, here: Path) -> No
     assert done.err.splitlines()[-1].startswith("5 beams; no drafts; ")
 
 
-@pytest.mark.parametrize("name", ["--draft", "--gamma"])
-def test_listen_refuses_drafts_beside_a_search_too(forescribe: Command, name: str) -> None:
-    done = forescribe("listen", "-", "--model", "tiny.en", *DRAFTS[name])
+def test_a_draft_that_is_named_drafts_behind_beams(forescribe: Command, here: Path) -> None:
+    """The text is that of beams without drafts."""
+    texts = []
+    for drafts in ((), ("--draft", "tiny.en-draft", "--gamma", "2")):
+        done = forescribe(*TINY, *drafts, "--overwrite", "--stats")
+        assert done.status == 0, done.err
+        found = json.loads((here / "a.json").read_text(encoding="utf-8"))
+        assert found["settings"]["beam_size"] == 5
+        assert bool(found["stats"]["drafted"]) == bool(found["stats"]["accepted"]) == bool(drafts)
+        texts.append(found["text"])
+    assert "accepted" in done.err and texts[0] == texts[1]
+
+
+def test_listen_refuses_drafts_beside_a_search_too(forescribe: Command) -> None:
+    done = forescribe("listen", "-", "--model", "tiny.en", *DRAFTS["--gamma"])
     assert (done.status, done.out) == (2, "") and done.err.count("\n") == 1
-    assert f"{name} is for the most probable words" in done.err
-    assert "add --beam-size 1, or auto" in done.err
+    assert "--gamma is for drafts" in done.err and "--beam-size 1" in done.err

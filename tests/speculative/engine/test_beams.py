@@ -19,6 +19,7 @@ from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.requests import Beams, Finish, Probe, Request, Result, Sampling
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
+from tests.speculative.graphs.workloads import Changing
 from tests.speculative.models import whispers
 from tests.speculative.plain_beams import searched_plainly
 
@@ -65,11 +66,11 @@ def engine_of(
     made: type[TinyModel] = TinyModel,
     rules: Sequence[Any] = (forbids,),
     gamma: int = 0,
-    levels: int = 0,
+    levels: Sequence[int] = (),
     blur: float = 0.3,
 ) -> Engine:
-    def drafts() -> tuple[TreeDrafter, Fixed]:
-        return TreeDrafter(TinyModel(positions=POSITIONS, blur=blur)), Fixed(levels)
+    def drafter() -> TreeDrafter:
+        return TreeDrafter(TinyModel(positions=POSITIONS, blur=blur))
 
     return Engine(
         TinyModel(positions=POSITIONS),
@@ -79,12 +80,17 @@ def engine_of(
         schedule=Fixed(gamma),
         processors=rules,
         beam_target=lambda: made(positions=POSITIONS),
-        beam_drafts=drafts if levels else None,
+        beam_drafter=drafter if levels else None,
+        beam_schedule=Changing(*levels) if levels else None,
     )
 
 
 def searched(
-    work: list[Request], batch: int, gamma: int = 0, levels: int = 0, blur: float = 0.3
+    work: list[Request],
+    batch: int,
+    gamma: int = 0,
+    levels: Sequence[int] = (),
+    blur: float = 0.3,
 ) -> dict[int, Result]:
     engine = engine_of(batch, gamma=gamma, levels=levels, blur=blur)
     found = {result.request.tag: result for result in engine.run(work)}
@@ -102,7 +108,7 @@ def searched(
     given=options,
     size=st.integers(1, 6),
     batch=st.integers(1, 4),
-    levels=st.integers(0, 4),
+    levels=st.sampled_from([(), (1,), (2,), (4,), (0, 3), (0, 0, 1, 2)]),
     blur=st.sampled_from([0.0, 0.3, 3.0]),
 )
 def test_texts_are_those_of_plain_beam_search_in_any_batch(
@@ -149,12 +155,16 @@ def test_groups_of_different_sizes_and_single_texts_do_not_notice_each_other(wor
     ),
     size=st.sampled_from([2, 5]),
     batch=st.integers(1, 3),
+    levels=st.integers(0, 3),
 )
-def test_every_engine_searches_alike(engine, work, size, batch) -> None:
+def test_every_engine_searches_alike(engine, work, size, batch, levels) -> None:
     target = whispers.whisper()
     rules = whisper_rules(target.generation_config, target.config)
-    adapter = whisper_decoder(
-        target, lambda states: states, engine=ModelEngine.of(engine), stored=torch.float32
+    adapter, draft = (
+        whisper_decoder(
+            model, lambda states: states, engine=ModelEngine.of(engine), stored=torch.float32
+        )
+        for model in (target, whispers.decoder_only())
     )
     engine_ = Engine(
         TinyModel(vocab=adapter.vocab_size),
@@ -162,6 +172,8 @@ def test_every_engine_searches_alike(engine, work, size, batch) -> None:
         eos=(whispers.EOS,),
         processors=rules,
         beam_target=lambda: adapter,
+        beam_drafter=lambda: TreeDrafter(draft),
+        beam_schedule=Fixed(levels),
     )
     asked = [
         Request((whispers.SOT, *text), whispers.encoder_states(seed), beams=Beams(size), tag=tag)
@@ -169,6 +181,7 @@ def test_every_engine_searches_alike(engine, work, size, batch) -> None:
     ]
     found = list(engine_.run(asked))
     assert len(found) == len(work)
+    assert bool(engine_.stats.drafted) is bool(levels)
     for result in found:
         assert result.error is None
         text, total = searched_plainly(
@@ -183,6 +196,18 @@ def test_every_engine_searches_alike(engine, work, size, batch) -> None:
         )
         assert result.tokens == text
         assert sum(result.logprobs) == pytest.approx(total, abs=1e-3)
+
+
+def test_drafts_of_the_target_itself_are_kept_also_behind_rounds_without() -> None:
+    """What the draft model has not read, it reads before it drafts: of any number of plain rounds."""
+    work = [Request((3, i % 5 + 1), i, beams=Beams(5), max_new_tokens=9, tag=i) for i in range(8)]
+    rounds = []
+    for levels in ((1,), (0, 1), (0, 0, 0, 0, 1), (0,)):
+        engine = engine_of(3, levels=levels, blur=0.0, rules=())
+        for result in engine.run(work):
+            assert result.error is None and result.drafted == result.accepted
+        rounds.append(engine.stats.row_rounds)
+    assert rounds == sorted(rounds) and rounds[0] < 0.7 * rounds[-1]
 
 
 def test_one_beam_is_greedy_decoding() -> None:
