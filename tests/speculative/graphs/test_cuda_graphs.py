@@ -78,7 +78,7 @@ def test_whisper_with_its_rules_replays_too(cuda: FakeCuda) -> None:
 @pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
 def test_beams_replay_what_was_captured(cuda: FakeCuda, decoder: Any, gammas: Any) -> None:
     work = beam_requests(12, every=2 if gammas else 1)
-    expected = texts(beam_engine(None, decoder, *gammas), work)
+    expected = texts(beam_engine(None, decoder), work)
     engine = beam_engine(CUDA, decoder, *gammas)
     with running(cuda, engine):
         found = texts(engine, work)

@@ -42,12 +42,14 @@ def test_whisper_repeats_its_recipes_too(compiled: Compiled) -> None:
     assert compiled.calls > 2 * len(compiled.recipes)
 
 
-def test_beams_repeat_a_recipe_for_each_number_of_rows(compiled: Compiled) -> None:
-    engine, work = beam_engine(HPU, LeanWhisperDecoder), beam_requests(9)
+@pytest.mark.parametrize("levels", [(), (2,)], ids=["plain", "drafted"])
+def test_beams_repeat_a_recipe_for_each_number_of_rows(compiled: Compiled, levels: Any) -> None:
+    engine, work = beam_engine(HPU, LeanWhisperDecoder, *levels), beam_requests(9)
     assert texts(engine, work) == texts(beam_engine(None, LeanWhisperDecoder), work)
     assert {shape.rows for shape in engine.captured} <= {1, 4, 5}
     assert len({shape.reach for shape in engine.captured}) == 1
     assert len(compiled.recipes) == len(engine.captured) and compiled.calls > 15
+    assert bool(engine.stats.drafted) is bool(levels)
 
 
 @pytest.mark.nightly

@@ -12,6 +12,7 @@ import torch
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, ModelDrafter, NgramDrafter
 from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.model_drafter import TreeDrafter
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Beams, Mode, Probe, Request, Sampling
 from forescribe.speculative.testing import TinyModel
@@ -136,7 +137,8 @@ def whisper_requests(count: int, seed: int = 0) -> list[Request]:
 
 
 def beam_engine(device: Device | None, decoder: Callable[[Any], Any], *gammas: int) -> Engine:
-    """Five rows of three beams, and with gammas five of drafted texts, with Whisper's rules."""
+    """Five rows of three beams, and with gammas five of drafted texts and trees of so many levels, with
+    Whisper's rules."""
     target = whisper()
     return Engine(
         decoder(target),
@@ -147,6 +149,8 @@ def beam_engine(device: Device | None, decoder: Callable[[Any], Any], *gammas: i
         processors=whisper_rules(target.generation_config, target.config),
         device=device,
         beam_target=lambda: decoder(target),
+        beam_drafter=(lambda: TreeDrafter(decoder(decoder_only()))) if gammas else None,
+        beam_schedule=Changing(*gammas) if gammas else None,
     )
 
 
