@@ -82,11 +82,9 @@ class EmbeddedDiarizer:
         self.segmentation = segmentation.load(folder, device)
         self.encoder = voice_encoder.load(folder, device)
         self.plda = Plda(folder)
-        details = {package: version(package) for package in ("pyannote.audio", "torch")}
-        networks = {"segmentation": "segmentation-3.0", "voices": VOICES}
-        self.engine = Engine(
-            NAME, encoder_identity(folder), THRESHOLDS, {**networks, **details, "device": device}
-        )
+        details = {"segmentation": "segmentation-3.0", "voices": VOICES, "device": device}
+        details["torch"] = version("torch")
+        self.engine = Engine(NAME, encoder_identity(folder), THRESHOLDS, details)
         self._lock, self._side = threading.Lock(), SideStream(choose(device))
 
     def diarize(

@@ -1,8 +1,8 @@
 """Local speakers, heard by segmentation-3.0 in a recording of any length; pieces of one voice each in what
 they say; and from the speakers of pieces to turns.
 
-The network (`PyanNet`; Bredin 2023, "pyannote.audio 2.1 speaker diarization pipeline"; powerset training:
-Plaquet and Bredin 2023, arXiv 2310.13025) reads 10 s at a time and tells up to three speakers apart, two at
+The network (pyannote's `PyanNet`; Bredin 2023, "pyannote.audio 2.1 speaker diarization pipeline"; powerset
+training: Plaquet and Bredin 2023, arXiv 2310.13025) reads 10 s at a time and tells up to three speakers apart, two at
 once. Chunks overlap by half. The local speakers of neighbouring chunks are matched where they overlap, and
 their probabilities are blended, the middle of a chunk more than its ends. So a slot is one person for as long
 as that person is heard every few seconds; whether two slots, or a slot at two times, are the same person is
@@ -29,13 +29,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
+from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from ..diarizer import Samples
 from ..turns import Turns
 from .clustering import Flags, Labels
-from .upstream import Problem, PyanNet, Resolution, Specifications
 from .voice_encoder import HOP, frame_power, read_weights
 
 NAME = "segmentation.safetensors.xz"
@@ -72,13 +74,73 @@ DIGITAL_DB = -100.0
 """Digital zeros, which say nothing about the noise of a room."""
 
 
+STRIDE = 10
+"""Samples between the filters' outputs."""
+
+FRAME_S = STRIDE * 3**3 / SAMPLE_RATE
+"""From frame to frame: three times the largest of three."""
+
+CENTRE_S = (250 + STRIDE * (2 + 3 * (4 + 2) + 9 * (4 + 2)) + 1) / 2 / SAMPLE_RATE
+"""Of what the first frame hears."""
+
+HZ, KERNEL = 50, 251
+"""The lowest frequency of a filter, which is the least width of its band too; samples of a filter."""
+
+
+class Network(nn.Module):
+    """Band-pass filters whose bands were trained (SincNet; Ravanelli and Bengio 2018, arXiv 1808.00158), two
+    convolutions, recurrent layers in both directions, and three linear ones. Its modules are named as
+    PyanNet's, and it computes the same numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        filters = nn.Conv1d(1, 80, KERNEL, stride=STRIDE, bias=False)
+        convolutions = [filters, nn.Conv1d(80, 60, 5), nn.Conv1d(60, 60, 5)]
+        self.sincnet = nn.ModuleDict(
+            {
+                "wav_norm1d": nn.InstanceNorm1d(1, affine=True),
+                "conv1d": nn.ModuleList(convolutions),
+                "norm1d": nn.ModuleList(nn.InstanceNorm1d(n, affine=True) for n in (80, 60, 60)),
+            }
+        )
+        self.lstm = nn.LSTM(60, 128, 4, batch_first=True, bidirectional=True)
+        self.linear = nn.ModuleList([nn.Linear(256, 128), nn.Linear(128, 128)])
+        self.classifier = nn.Linear(128, len(SETS))
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """`[C, 1, T]` samples -> `[C, N, 7]` log-probabilities."""
+        x = self.sincnet["wav_norm1d"](samples)
+        layers = zip(self.sincnet["conv1d"], self.sincnet["norm1d"], strict=True)  # type: ignore[call-overload]
+        for number, (convolution, norm) in enumerate(layers):
+            x = convolution(x) if number else convolution(x).abs()
+            x = functional.leaky_relu(norm(functional.max_pool1d(x, 3)))
+        x, _ = self.lstm(x.transpose(1, 2))
+        for layer in self.linear:
+            x = functional.leaky_relu(layer(x))
+        return functional.log_softmax(self.classifier(x), -1)
+
+
+def band_pass(low: Tensor, band: Tensor, window: Tensor, times: Tensor) -> Tensor:
+    """The filters `[2 M, 1, K]` of M bands: their cosines, then their sines. `low [M, 1]` and `band [M, 1]`
+    are in Hz, over the least of each; `window [K // 2]` and `times [1, K // 2]` in radians per Hz are of the
+    half before the middle, which the other half mirrors."""
+    low = HZ + low.abs()
+    high = (low + HZ + band.abs()).clamp(HZ, SAMPLE_RATE / 2)
+    width, below, above = 2 * (high - low), low @ times, high @ times
+    even = (above.sin() - below.sin()) / (times / 2) * window
+    odd = (below.cos() - above.cos()) / (times / 2) * window
+    cosines = torch.cat([even, width, even.flip(1)], 1) / width
+    sines = torch.cat([odd, torch.zeros_like(width), -odd.flip(1)], 1) / width
+    return torch.cat([cosines, sines])[:, None]
+
+
 class Segmentation:
     """The network on one device."""
 
-    def __init__(self, network: PyanNet) -> None:
-        self.network = network
-        field = network.receptive_field
-        self._step_s, self._centre_s = field.step, field.start + field.duration / 2
+    def __init__(
+        self, network: Callable[[Tensor], Tensor], device: torch.device | str = "cpu"
+    ) -> None:
+        self.network, self.device = network, torch.device(device)
 
     @torch.inference_mode()
     def probabilities(
@@ -87,21 +149,20 @@ class Segmentation:
         """`[T]` samples -> `[T // 160, 7]`: which speakers speak in each frame of 10 ms, see SETS.
         `report` gets the share that is done."""
         starts = range(0, max(1, len(samples) - CHUNK + STEP), STEP)
-        blend = _Blend(starts[-1] + CHUNK, self._step_s)
+        blend = _Blend(starts[-1] + CHUNK, FRAME_S)
         for first in range(0, len(starts), BATCH):
             batch = starts[first : first + BATCH]
             chunks = np.zeros((len(batch), 1, CHUNK), np.float32)
             for row, start in zip(chunks, batch, strict=True):
                 part = samples[start : start + CHUNK]
                 row[0, : len(part)] = part
-            device = self.network.device
-            logs = self.network(torch.from_numpy(chunks).to(device)).cpu().numpy()
+            logs = self.network(torch.from_numpy(chunks).to(self.device)).cpu().numpy()
             for start, chunk in zip(batch, np.exp(logs), strict=True):
                 blend.add(start, chunk)
             report((first + len(batch)) / len(starts))
         frames = blend.frames()
         centres = (np.arange(len(samples) // HOP) + 0.5) * HOP / SAMPLE_RATE
-        nearest = np.round((centres - self._centre_s) / self._step_s).astype(np.int64)
+        nearest = np.round((centres - CENTRE_S) / FRAME_S).astype(np.int64)
         return np.asarray(frames[np.clip(nearest, 0, len(frames) - 1)], np.float32)
 
 
@@ -153,22 +214,14 @@ ORDERS = [_order(renamed) for renamed in permutations(range(SLOTS))]
 
 def load(folder: Path, device: torch.device | str = "cpu") -> Segmentation:
     """Load segmentation-3.0. Raises ModelError if the file is missing or damaged."""
-    network = PyanNet(
-        sincnet={"stride": 10},
-        lstm={"hidden_size": 128, "num_layers": 4, "bidirectional": True, "monolithic": True},
-        linear={"hidden_size": 128, "num_layers": 2},
-    )
-    network.specifications = Specifications(
-        problem=Problem.MONO_LABEL_CLASSIFICATION,
-        resolution=Resolution.FRAME,
-        duration=CHUNK / SAMPLE_RATE,
-        classes=["speaker#1", "speaker#2", "speaker#3"],
-        powerset_max_classes=2,
-        permutation_invariant=True,
-    )
-    network.build()
-    network.load_state_dict(read_weights(folder / NAME))
-    return Segmentation(network.to(torch.device(device)).eval().requires_grad_(False))
+    network, weights = Network(), read_weights(folder / NAME)
+    parts = ("low_hz_", "band_hz_", "window_", "n_")
+    try:
+        bands = [weights.pop(f"sincnet.conv1d.0.filterbank.{part}") for part in parts]
+        network.load_state_dict(weights | {"sincnet.conv1d.0.weight": band_pass(*bands)})
+    except (KeyError, RuntimeError) as error:
+        raise ModelError(f"other weights in {str(folder / NAME)!r}: {error}") from error
+    return Segmentation(network.to(device).eval().requires_grad_(False), device)
 
 
 @dataclass(frozen=True)

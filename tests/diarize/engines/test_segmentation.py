@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,9 +67,6 @@ def test_slots_stay_the_same_people_when_later_chunks_name_them_in_another_order
 class LevelNetwork:
     """Hears class k where the level is k / 10. Chunks name the slots in one of `orders` after the other."""
 
-    device = torch.device("cpu")
-    receptive_field = SimpleNamespace(start=0.0, duration=WINDOW / RATE, step=STEP_S)
-
     def __init__(self, orders: Sequence[int] = (0,)) -> None:
         self.orders = orders
         self.chunks = 0
@@ -120,8 +116,8 @@ def test_frames_are_where_their_sound_is_and_slots_are_the_same_throughout(secon
 
 def test_the_bundled_network_hears_nobody_in_silence() -> None:
     network = segmentation.load(FOLDER / "speakers")
-    assert network._step_s == pytest.approx(STEP_S)
-    assert network._centre_s == pytest.approx(495.5 / RATE, abs=1 / RATE)
+    assert segmentation.FRAME_S == STEP_S
+    assert segmentation.CENTRE_S == pytest.approx(495.5 / RATE)
     found = network.probabilities(np.zeros(3 * RATE, np.float32))
     assert found.shape == (300, len(SETS)) and np.allclose(found.sum(1), 1, atol=1e-5)
     assert (found.argmax(1) == 0).all()
