@@ -109,7 +109,7 @@ class Settings(BaseSettings):
     text_model: str | None = None  # as for `forescribe generate`; unset: no text routes
     text_draft: str | None = None  # the same; `ngram`: copied; `none` disables drafts
     text_context: int | None = Field(None, ge=2)  # prompt and answer; unset: as memory allows
-    diarizer: str = "auto"  # loaded when first needed; `none` disables speakers
+    diarizer: str = "auto"  # `none` disables speakers
     aliases: tuple[str, ...] = OPENAI_NAMES  # further names of the model
 
     # Access: name -> SHA-256 of the key, or its rights; see `forescribe key`

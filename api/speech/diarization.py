@@ -1,6 +1,6 @@
 """Speakers of a request: the loaded diarizer, and the diarization of one recording during its transcription.
 
-The diarizer is loaded when it is first needed, and works on one recording at a time. Does not know forms.
+The diarizer is loaded before the server is ready, and works on one recording at a time. Does not know forms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -85,6 +85,12 @@ class Speakers:
             if self._diarizer is None:
                 self._diarizer = _in_own_thread(self._load)
             return self._diarizer
+
+    def prepare(self) -> None:
+        """Load the diarizer, so that no request waits for it. One that cannot be loaded is logged, and
+        refused to who asks for speakers."""
+        with suppress(ApiError), refused():
+            self._loaded()
 
     def unload(self) -> None:
         """Free the diarizer, which is loaded again when it is needed."""

@@ -33,7 +33,7 @@ from forescribe.speculative.requests import Stats
 from ..access.limits import Admission
 from ..errors import ApiError
 from ..process import POLL_S, IdleUnload, Life, ModelThread, log_engine
-from ..settings import Settings
+from ..settings import NO_DIARIZER, Settings
 from ..telemetry import Metrics, Observation, Tracing, report
 from .decoding import Decoding
 from .diarization import Speakers
@@ -287,6 +287,8 @@ class Serving:
         if self.thread.closed.is_set():  # the end came while it was loaded
             session.close()
         if self.life.state == "loading":
+            if self.settings.diarizer != NO_DIARIZER:
+                self.speakers.prepare()
             self.life.state = "ready"
             log.info('{"event": "ready"}')
         if self.life.open:

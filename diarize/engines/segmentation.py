@@ -2,11 +2,11 @@
 they say; and from the speakers of pieces to turns.
 
 The network (pyannote's `PyanNet`; Bredin 2023, "pyannote.audio 2.1 speaker diarization pipeline"; powerset
-training: Plaquet and Bredin 2023, arXiv 2310.13025) reads 10 s at a time and tells up to three speakers apart, two at
-once. Chunks overlap by half. The local speakers of neighbouring chunks are matched where they overlap, and
-their probabilities are blended, the middle of a chunk more than its ends. So a slot is one person for as long
-as that person is heard every few seconds; whether two slots, or a slot at two times, are the same person is
-for the clustering.
+training: Plaquet and Bredin 2023, arXiv 2310.13025) reads 10 s at a time and tells up to three speakers
+apart, two at once. Chunks overlap by half. The local speakers of neighbouring chunks are matched where they
+overlap, and their probabilities are blended, the middle of a chunk more than its ends. So a slot is one
+person for as long as that person is heard every few seconds; whether two slots, or a slot at two times, are
+the same person is for the clustering.
 
 The segmentation tells people apart who speak at once, but merges similar voices that follow each other
 quickly, and bridges pauses. The level of the signal shows pauses: where it stands out from the noise,
