@@ -97,9 +97,9 @@ class RoundRunner:
         if table.device.static_shapes:
             mode = self._shapes.mode(mode)
         table.count_round(gamma)
-        apart = self._apart(gamma)
+        apart, reach = self._apart(gamma), min(table.longest + table.spare, table.slots)
         for rows, own, drafter in apart:
-            shape = self._shapes.pick(rows[-1] + 1, own, mode, table.longest)
+            shape = self._shapes.pick(rows[-1] + 1, own, mode, reach)
             with table.masked_to(rows) if len(apart) > 1 else nullcontext():
                 try:
                     width = self._launch(shape, drafter)()

@@ -258,7 +258,7 @@ class Goodput:
         best, work = self.best(), self.work
         tried = self.acceptance.judged
         chosen = f"drafts of {best}" if best else "no drafts" if tried else "drafts not tried"
-        if not (work.row_rounds and work.reading_s):
+        if not (work.row_rounds and work.reading_s and work.written):
             return chosen
         plain = work.written * self.costs.seconds[0] * self.rounds / work.row_rounds
         reading, plainly = f"{1000 * work.reading_s:.0f} ms", f"{1000 * plain:.0f} ms"

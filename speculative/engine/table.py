@@ -93,7 +93,7 @@ class Entry:
 
 
 class Table:
-    """The rows that share rounds. Invariant: no active row uses slots from `longest` on."""
+    """The rows that share rounds. Invariant: no active row uses slots from `longest` + `spare` on."""
 
     def __init__(
         self, shared: Shared, target: Model, rows: RowState, *, most: int, max_gamma: int
@@ -115,6 +115,8 @@ class Table:
         # drafter: each wrote one token a row, and the last two tokens are fed with every draft anyway.
         self.unread_prompts: dict[int, Request] = {}
         self.unread_tokens = 0
+        # Of groups: a round's new nodes lie behind its texts, and the kept ones stay there.
+        self.spare = rows.spare if isinstance(rows, BeamRows) else 0
         self.longest = 1  # an upper bound between polls, exact after each that is not late
         self.grown = 0  # slots that a row may have gained in all rounds so far
         self.used = [1] * self.batch  # slots of each row, as of the last poll
@@ -233,8 +235,6 @@ class Table:
         """Accounts for a round that is about to run."""
         self.unread_tokens += gamma == 0 and not self.needs.always
         gained = (gamma + 1) * self.texts
-        if self.texts > 1:
-            gained += gamma * WIDE * self.texts
         self.grown += gained
         self.longest = min(self.longest + gained, self.slots)
 

@@ -210,6 +210,42 @@ def test_drafts_of_the_target_itself_are_kept_also_behind_rounds_without() -> No
     assert rounds == sorted(rounds) and rounds[0] < 0.7 * rounds[-1]
 
 
+@pytest.mark.parametrize(
+    ("size", "levels"), [(5, (4,)), (5, (0, 4, 0, 0)), (5, (0,)), (1, (4,)), (1, (4, 1, 0))]
+)
+def test_rounds_read_far_enough_for_what_longer_drafts_have_left(size, levels) -> None:
+    """Kept nodes lie behind the slots that their texts would fill without drafts. Here beams part at the first
+    token, so that none shares a slot; the tiny model raises for one behind its reach."""
+
+    def apart(logits: torch.Tensor, prefix: Prefix) -> torch.Tensor:
+        """Any token first, then the one that follows the last in a circle."""
+        following = prefix.tokens.gather(1, prefix.last) % 10 + 1
+        tokens = torch.arange(logits.shape[2])
+        first = (prefix.last + 1 == prefix.begin[:, None])[..., None]
+        meant = (tokens == following[..., None]) | (first & (tokens != EOS))
+        return logits.masked_fill(~meant, float("-inf"))
+
+    def made() -> TinyModel:
+        return TinyModel(positions=140)
+
+    engine = Engine(
+        made(),
+        batch=2,
+        eos=(EOS,),
+        processors=(apart,),
+        beam_target=made,
+        beam_drafter=lambda: TreeDrafter(made()),
+        beam_schedule=Changing(*levels),
+    )
+    prompt = (3,) * (60 if size == 1 else 1)
+    work = [Request((*prompt, i + 1), i, beams=Beams(size), tag=i) for i in range(4)]
+    for result in engine.run(work):
+        assert result.error is None and result.draft_error is None
+        first = result.tokens[0]
+        assert result.tokens == tuple((first + n - 1) % 10 + 1 for n in range(70))
+    assert not engine.faults and engine.stats.accepted == engine.stats.drafted
+
+
 def test_one_beam_is_greedy_decoding() -> None:
     plain = Engine(TinyModel(positions=POSITIONS), batch=1, eos=(EOS,), processors=(forbids,))
     for states in range(8):
