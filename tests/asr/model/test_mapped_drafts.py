@@ -188,10 +188,9 @@ def test_transcripts_are_those_without_drafts(whisper, tmp_path, gamma) -> None:
             found.append({name: o.transcript.segments for name, o in outcomes.items()})
         assert texts(found[0]) == texts(found[1]) and any(texts(found[1]).values())
     stats = drafting.engine.stats
-    # The token rules are not applied to drafts here. `auto` drafts only until it knows that a draft
-    # of the target's size does not pay.
-    least = 0.5 if gamma else 0.1
-    assert stats.accepted > least * stats.drafted > 0
+    # The token rules are not applied to drafts here. `auto` need not try a draft of the target's size, which
+    # has to hear every window first.
+    assert gamma is None or stats.accepted > 0.5 * stats.drafted > 0
 
 
 def texts(found: dict[str, Any]) -> dict[str, list[Any]]:

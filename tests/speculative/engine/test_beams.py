@@ -15,12 +15,12 @@ from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter
 from forescribe.speculative.drafters.model_drafter import TreeDrafter
 from forescribe.speculative.errors import DecodingError, RequestError
-from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
+from forescribe.speculative.model_engines import ModelEngine, causal_decoder, whisper_decoder
 from forescribe.speculative.requests import Beams, Finish, Probe, Request, Result, Sampling
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 from tests.speculative.graphs.workloads import Changing
-from tests.speculative.models import whispers
+from tests.speculative.models import causal_lms, whispers
 from tests.speculative.plain_beams import searched_plainly
 
 EOS = 0
@@ -208,6 +208,39 @@ def test_drafts_of_the_target_itself_are_kept_also_behind_rounds_without() -> No
             assert result.error is None and result.drafted == result.accepted
         rounds.append(engine.stats.row_rounds)
     assert rounds == sorted(rounds) and rounds[0] < 0.7 * rounds[-1]
+
+
+@pytest.mark.parametrize("family", ["llama", "granite", "qwen3"])
+@pytest.mark.parametrize(
+    "engine", ["modules", "lean", pytest.param("native", marks=pytest.mark.native)]
+)
+def test_text_models_write_with_trees_what_beams_write_without(engine, family) -> None:
+    def made(layers: int) -> Any:
+        return causal_decoder(
+            causal_lms.causal_lm(family, layers=layers), engine=ModelEngine.of(engine)
+        )
+
+    def run(levels: int, batch: int, layers: int) -> dict[Any, tuple[tuple[int, ...], float]]:
+        searching = Engine(
+            made(3),
+            batch=batch,
+            eos=(causal_lms.EOS,),
+            beam_target=lambda: made(3),
+            beam_drafter=lambda: TreeDrafter(made(layers)),
+            beam_schedule=Changing(levels),
+        )
+        prompts = [(2, *range(5 + n, 5 + 2 * n)) for n in range(1, 7)]
+        work = [Request(p, beams=Beams(4), tag=p, max_new_tokens=12) for p in prompts]
+        found = {r.request.tag: (r.tokens, sum(r.logprobs)) for r in searching.run(work)}
+        assert not searching.faults
+        assert bool(searching.stats.accepted) is (levels > 0 and layers == 3)
+        return found
+
+    plain = run(0, 1, 3)
+    for layers in (2, 3):  # another model, and the target itself
+        drafted = run(3, 4, layers)
+        for prompt, (text, total) in plain.items():
+            assert drafted[prompt] == (text, pytest.approx(total, abs=1e-3))
 
 
 @pytest.mark.parametrize(
