@@ -380,7 +380,6 @@ USAGE = {
     "--no-guards --no_speech_threshold 0.6": "contradict",
     "--beam_size 0": "--beam-size 0 is neither auto nor a number from 1 to 32",
     "--beam-size 1000": "--beam-size 1000 is neither auto nor a number from 1 to 32",
-    "--beam_size 5 --gamma 4": "is searched with 5 beams, which have no drafts: add --beam-size 1, or auto",
     "--beam_size 5 --patience 0": "patience is 0.0; it must be above 0, up to 10",
     "--beam_size 5 --length_penalty 1.5": "length_penalty is 1.5; it must be from 0 to 1",
     "--beam-size 1 --patience 2": "--patience is for beams: add --beam-size 5",
