@@ -247,8 +247,8 @@ def test_text_models_write_with_trees_what_beams_write_without(engine, family) -
     ("size", "levels"), [(5, (4,)), (5, (0, 4, 0, 0)), (5, (0,)), (1, (4,)), (1, (4, 1, 0))]
 )
 def test_rounds_read_far_enough_for_what_longer_drafts_have_left(size, levels) -> None:
-    """Kept nodes lie behind the slots that their texts would fill without drafts. Here beams part at the first
-    token, so that none shares a slot; the tiny model raises for one behind its reach."""
+    """Kept nodes lie behind the slots that their texts would fill without drafts. Here beams part at the
+    first token, so that none shares a slot; the tiny model raises for one behind its reach."""
 
     def apart(logits: torch.Tensor, prefix: Prefix) -> torch.Tensor:
         """Any token first, then the one that follows the last in a circle."""
