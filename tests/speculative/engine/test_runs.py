@@ -40,6 +40,19 @@ def test_a_request_that_cannot_be_decoded_is_a_failed_result_of_its_run():
     assert engine.idle
 
 
+def test_unfinished_rows_show_what_they_have_written_and_cancelled_ones_do_not():
+    engine = plain()
+    for request in long("a", "b"):
+        engine.submit(request)
+    for _ in range(4):
+        assert engine.step() == []
+    whole = {r.request.tag: r.tokens for r in plain().run(long("a", "b"))}
+    shown = {partial.request.tag: partial for partial in engine.peek({"b": 2})}
+    assert shown["a"].tokens == whole["a"][:4] and shown["b"].tokens == whole["b"][2:4]
+    engine.cancel("a")
+    assert [partial.request.tag for partial in engine.peek()] == ["b"]
+
+
 def test_a_run_that_is_left_takes_its_requests_with_it():
     engine = plain()
     for result in engine.run([Request((3,), max_new_tokens=1, tag="x"), *long("a", "b", "c")]):
