@@ -47,7 +47,6 @@ from .round import Parts, StageCallback, is_end
 
 NEVER = float("-inf")
 
-
 WIDE = 3
 """Nodes of a level of the tree, for each beam: of 16 behind five all of the next five that matter are nodes
 in 70 % of the cases, of 8 in 62 %, of 24 in 71 % (tiny.en, its bundled draft; docs/methods/beams.md)."""
