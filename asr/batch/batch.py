@@ -85,7 +85,7 @@ class Batch:
         self.outputs, self._spool = outputs, spool
         self.fail_fast, self.stop, self.notice = fail_fast, stop or Stop(), notice
         self._overwrite, self._elsewhere = overwrite, elsewhere
-        self._writer = Writer(outputs, settings)
+        self.writer = Writer(outputs, settings, overwrite)
         remote = any(source.location is not None for source in sources)
         if remote and spool is not None and not overwrite:
             sources = described(
@@ -93,8 +93,15 @@ class Batch:
             )
         self.done, self.todo = list[Source](), list[Source]()
         for source in sources:
-            known = not overwrite and self._writer.is_done(source)
+            known = not overwrite and self.writer.is_done(source)
             (self.done if known else self.todo).append(source)
+        again: dict[str, list[str]] = {}
+        for source in () if overwrite else self.todo:
+            if (why := self.writer.earlier(source)) is not None:
+                again.setdefault(why, []).append(source.path)
+        for why, paths in again.items():
+            what = paths[0] if len(paths) == 1 else f"{len(paths)} recordings"
+            notice(f"{what}: decoded again, as {why}")
         if len(self.todo) > 1:
             self.todo = [s if s.error else replace(s, length_s=length_s(s)) for s in self.todo]
             if outputs.where is not None:
@@ -120,9 +127,11 @@ class Batch:
             self._fetching = True
 
     def skipped(self) -> Iterator[RecordingResult]:
-        """Results of the recordings that are done; the manifest has them already."""
+        """Results of the recordings that are done. Formats that they lack are written from their JSON."""
         for source in self.done:
-            yield self._writer.skipped(source)
+            yield self.writer.skipped(source)
+        if not self.todo:
+            self.outputs.ledger.destination.close()
 
     def run(
         self,
@@ -241,14 +250,14 @@ class Batch:
         try:
             copy = self._spool.take(source)
         except ForescribeError as error:
-            self._left_out.append(partial(self._writer.failed, source, error))
+            self._left_out.append(partial(self.writer.failed, source, error))
             return None
         if copy is None:
             return None
         if source.entry is None:
             self._open[source.path] = source = replace(source, entry=copy.entry)
-        if not self._overwrite and self._writer.is_unchanged(source, copy.content):
-            self._left_out.append(partial(self._writer.confirmed, source))
+        if not self._overwrite and self.writer.is_unchanged(source, copy.content):
+            self._left_out.append(partial(self.writer.confirmed, source))
             return None
         self._taken[source.path] = _Taken(source, content=copy.content, version=source.version)
         return copy
@@ -276,7 +285,7 @@ class Batch:
         elif taken.hashed is not None and version == file_version(source.path):
             content = taken.hashed.result()  # unknown of one that has changed: it is done again
         self._close(source.path)
-        write = partial(self._writer.finished, source, outcome, content, version)
+        write = partial(self.writer.finished, source, outcome, content, version)
         if self._writes is None:
             yield write()
         else:
@@ -295,7 +304,7 @@ class Batch:
     def _failed(self, source: Source, error: ForescribeError) -> RecordingResult:
         """Write the record of a recording that has no outcome."""
         self._close(source.path)
-        return self._writer.failed(source, error)
+        return self.writer.failed(source, error)
 
     def _close(self, path: str) -> None:
         """A recording has its outcome, and its copy is not needed any more."""
@@ -309,7 +318,7 @@ class Batch:
         yield from self._ended(None)
         if self._writes is not None:
             yield from self._writes.rest()
-        results = self._writer.cancelled(list(self._open.values()))
+        results = self.writer.cancelled(list(self._open.values()))
         self._open.clear()
         yield from results
 

@@ -66,6 +66,15 @@ class Folder(Destination):
     def exists(self, name: str) -> bool:
         return (self.folder / name).is_file()
 
+    def read(self, name: str) -> bytes:
+        path = self.folder / name
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
     def put(self, name: str, data: bytes) -> None:
         path = self.folder / name
         with output_errors(f"{path.stem!r} to {str(path.parent)!r}"):
@@ -175,6 +184,9 @@ class Bucket(Destination):
 
     def exists(self, name: str) -> bool:
         return name in self._existing
+
+    def read(self, name: str) -> bytes:
+        return self.store.read(name)
 
     def put(self, name: str, data: bytes) -> None:
         self.store.put(name, data)

@@ -20,7 +20,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +45,8 @@ class Record:
     all can be moved together. `attempt` counts the attempts. `wall_s` is the time from its first to
     its last window, shared with other recordings in the batch, so `rtfx`, audio seconds per second,
     is lower the more there are. `coverage` holds seconds. `version` tells contents apart without reading:
-    size and time of a file, size and tag of an object."""
+    size and time of a file, size and tag of an object. `hashes`, by output, are SHA-256 of what was written
+    last: a file with another one was edited."""
 
     path: str
     status: Status
@@ -64,6 +65,7 @@ class Record:
     fingerprint: str | None = None
     attempt: int = 0
     version: str | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Json]:
         """As a JSON object; without a transcript, unknown values are null."""
@@ -75,7 +77,7 @@ class Record:
         fields = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         fields |= {name: tuple(values[name]) for name in ("warnings", "outputs")}
         record = cls(**fields)
-        texts = (record.path, record.source, *record.outputs)
+        texts = (record.path, record.source, *record.outputs, *record.hashes.values())
         marks = (record.fingerprint, record.version)
         whole = isinstance(record.attempt, int) and set(map(type, texts)) == {str}
         if not whole or not {*map(type, marks)} <= {str, type(None)}:
@@ -126,6 +128,10 @@ class Destination:
 
     def exists(self, name: str) -> bool:
         return False
+
+    def read(self, name: str) -> bytes:
+        """The content of a file that exists. Raises FileNotFoundError, OutputError, LocatedError."""
+        raise FileNotFoundError(name)
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file, replacing another one at once. Raises OutputError, LocatedError."""
@@ -180,22 +186,40 @@ class Ledger:
         record = self._wrote.get(output)
         return None if record is None else record.fingerprint
 
+    def holds(self, output: str, fingerprint: str | None) -> bool:
+        """Whether a file exists that was written with this fingerprint; None is of no file."""
+        known = fingerprint is not None and self.fingerprint(output) == fingerprint
+        return known and self.destination.exists(output)
+
+    def hash(self, output: str) -> str | None:
+        """The hash of what was written to an output last, as far as that is known."""
+        record = self._wrote.get(output)
+        return None if record is None else record.hashes.get(output)
+
+    def edited(self, output: str) -> bool:
+        """Whether a file exists that holds something else than what was written to it."""
+        written = self.hash(output)
+        try:
+            return written is not None and written != sha256(self.destination.read(output))
+        except FileNotFoundError:
+            return False
+
     def stands(self, path: str, outputs: Sequence[str], settings: str) -> Record | None:
         """The record of a recording whose results are in these files, all of which exist, made with these
         settings; its fingerprint and version tell whether the content was the same."""
-        records = list(map(self._wrote.get, outputs))
-        mark = self.fingerprint(outputs[0]) if outputs else None
+        records = [record for record in map(self._wrote.get, outputs) if record is not None]
+        mark = records[0].fingerprint if records else None
         if mark is None or not mark.endswith(f"+{settings}"):
             return None
-        same = all(record is not None and record.fingerprint == mark for record in records)
-        if not same or not all(map(self.destination.exists, outputs)):
+        if not all(self.holds(output, mark) for output in outputs):
             return None
-        versions = {record.version for record in records if record is not None}
-        return self.record(
-            path,
-            status="succeeded",
+        versions = {record.version for record in records}
+        return replace(
+            records[0],
+            path=path,
+            source=self.key(path),
             outputs=tuple(outputs),
-            fingerprint=mark,
+            hashes={name: digest for name in outputs if (digest := self.hash(name))},
             version=versions.pop() if len(versions) == 1 else None,
         )
 
@@ -213,7 +237,7 @@ class Ledger:
             self._refresh()
             yield
 
-    def replacing(self, path: str, outputs: Sequence[str], fingerprint: str | None) -> None:
+    def replacing(self, path: str, outputs: Iterable[str], fingerprint: str | None) -> None:
         """Told before results of this fingerprint are written to these files. Takes back the record of
         others in them: if the process is killed now, new files must not stand under the old one."""
         old = tuple(o for o in outputs if self.fingerprint(o) not in (None, fingerprint))
@@ -228,11 +252,12 @@ class Ledger:
             others = [
                 output
                 for output in self._stems.get(stem, ())
-                if output not in record.outputs
-                and self.fingerprint(output) == record.fingerprint
-                and self.destination.exists(output)
+                if output not in record.outputs and self.holds(output, record.fingerprint)
             ]
-            record = replace(record, outputs=(*record.outputs, *others))
+            hashes = {name: digest for name in others if (digest := self.hash(name))}
+            record = replace(
+                record, outputs=(*record.outputs, *others), hashes={**record.hashes, **hashes}
+            )
         return self.destination.keep(record)
 
     def _refresh(self) -> None:
@@ -248,6 +273,11 @@ class Ledger:
                 names = self._names.setdefault(record.source, {})
                 names.pop(stem, None)
                 names[stem] = None
+
+
+def sha256(data: bytes) -> str:
+    """Hash bytes, in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def content_hash(path: str) -> str | None:

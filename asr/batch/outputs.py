@@ -11,28 +11,34 @@ Knows names, files and formats; nothing of how recordings are transcribed.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ForescribeError, UsageError
+from ..errors import ForescribeError, OutputError, UsageError
 from ..formats.files import formats, rendered
 from ..formats.subtitles import PLAIN, LineRules
-from ..formats.transcript import Transcript
+from ..formats.transcript import UNREADABLE, Transcript
 from ..storage.locations import STDIN, Location, Source, identity, is_url
 from ..storage.stores import Stores
 from .destinations import Bucket, Folder, Stdout
-from .ledger import Destination, Ledger, Record, content_hash, file_version, result_fields
+from .ledger import Destination, Ledger, Record, content_hash, file_version, result_fields, sha256
 
 if TYPE_CHECKING:
     from ..decode.results import Outcome
 
 STDOUT = "-"
 """The name of an output that is stdout."""
+
+OTHERS = "results of other options or another model are there"
+CHANGED = "the recording has changed"
+LACKING = "a format is missing and there is no JSON to write it from"
+"""Why a recording that has results is decoded again."""
 
 LONGEST = 249
 """Bytes of a stem: with its format, a name has at most 255 on the usual file systems. Keys in object
@@ -109,21 +115,52 @@ class Outputs:
             return []
         return [self.where / name for name in self.names(source.path)]
 
+    def json(self, source: str) -> str:
+        """The name of a recording's JSON, from which other formats can be written."""
+        return f"{self.stems[source]}.json"
+
     def stands(self, source: Source, settings: str) -> Record | None:
-        """The record of results that need not be made again if the recording's content is the same: with
-        these settings, in all formats, whose files exist."""
+        """The record of results that need not be decoded again if the recording's content is the same: with
+        these settings, in all formats or in a JSON that can be read."""
         if source.path not in self.stems:
             return None
-        return self.ledger.stands(source.path, self.names(source.path), settings)
+        path = source.path
+        if found := self.ledger.stands(path, self.names(path), settings):
+            return found
+        if found := self.ledger.stands(path, [self.json(path)], settings):
+            with suppress(ForescribeError):
+                self.transcript(path)
+                return found
+        return None
 
-    def write(self, source: str, transcript: Transcript) -> None:
-        """Write the transcript in all formats. Every format is rendered before the first file appears, and
+    def transcript(self, source: str) -> Transcript:
+        """What a recording's JSON holds. Raises OutputError for one that cannot be read, LocatedError."""
+        name = self.json(source)
+        try:
+            return Transcript.from_dict(json.loads(self.ledger.destination.read(name)))
+        except (FileNotFoundError, *UNREADABLE) as error:
+            raise OutputError(f"{name} is no transcript any more: --overwrite") from error
+
+    def write(
+        self, source: str, transcript: Transcript, mark: str | None = None, *, overwrite: bool = False
+    ) -> Written:
+        """Write the transcript in the formats that do not stand with this fingerprint, and keep those that
+        were edited; with `overwrite` in all. Every format is rendered before the first file appears, and
         every file appears whole. Hold the ledger's lock from `settle` until the record is written. Raises
         OutputError and LocatedError."""
-        chosen = formats(self.formats, self.rules)
-        texts = [rendered(f, transcript, self.stems[source]) for f in chosen]
-        for name, text in zip(self.names(source), texts, strict=True):
-            self.ledger.destination.put(name, text)
+        ledger, names = self.ledger, self.names(source)
+        kept = () if overwrite else tuple(filter(ledger.edited, names))
+        texts = {
+            name: rendered(format_, transcript, self.stems[source])
+            for name, format_ in zip(names, formats(self.formats, self.rules), strict=True)
+            if name not in kept and (overwrite or not ledger.holds(name, mark))
+        }
+        ledger.replacing(source, texts, mark)
+        for name, text in texts.items():
+            ledger.destination.put(name, text)
+        hashes = {name: ledger.hash(name) for name in names}
+        hashes |= {name: sha256(text) for name, text in texts.items()}
+        return Written(tuple(names), kept, {name: own for name, own in hashes.items() if own})
 
     def settle(self, source: str) -> None:
         """Give a recording another name if another process has taken its own since the run began."""
@@ -138,15 +175,25 @@ class Outputs:
         )
 
 
+class Written(NamedTuple):
+    """The files of a recording, those of them that were edited and kept, and their hashes."""
+
+    names: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    hashes: Mapping[str, str] = {}
+
+
 @dataclass(frozen=True)
 class RecordingResult:
     """What became of a recording: its record, and its transcript or the error. `files` are paths, or
-    locations in object storage."""
+    locations in object storage; those of a success without a transcript were written from its JSON. `kept`
+    names those that somebody has edited."""
 
     record: Record
     transcript: Transcript | None = None
     error: ForescribeError | None = None
     files: tuple[Path | Location, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,19 +204,18 @@ class Writer:
 
     outputs: Outputs
     settings: str
+    overwrite: bool = False
 
     def is_done(self, source: Source) -> bool:
         """Whether its results hold what would be written again, as far as is known without fetching it. A
         file is read only if its size or time differ."""
         known = self.outputs.stands(source, self.settings)
-        if known is None:
-            return False
-        if source.location is not None:
-            return source.version is not None and known.version == source.version
-        version = file_version(source.path)
-        if version is None or known.version == version:
-            return version is not None
-        return self.is_unchanged(source, content_hash(source.path))
+        return known is not None and self._is_of(known, source)
+
+    def lacks(self, source: Source) -> bool:
+        """Whether formats of a recording that is done are still to be written from its JSON."""
+        names = self.outputs.names(source.path)
+        return self.outputs.ledger.stands(source.path, names, self.settings) is None
 
     def is_unchanged(self, source: Source, content: str | None) -> bool:
         """Whether its results were made from bytes with this hash, with the same settings."""
@@ -185,28 +231,29 @@ class Writer:
         if it cannot be resumed. Called from several threads if the destination is `in_background`."""
         transcript, error = outcome.transcript, outcome.error
         mark = self._mark(content) if content else None
-        written: list[str] = []
+        written = Written()
         try:
             with self.outputs.ledger.locked():
                 if transcript is not None and error is None:
                     try:
                         self.outputs.settle(source.path)
-                        names = self.outputs.names(source.path)
-                        self.outputs.ledger.replacing(source.path, names, mark)
-                        self.outputs.write(source.path, transcript)
-                        written = names if self.outputs.where is not None else []
+                        made = self.outputs.write(
+                            source.path, transcript, mark, overwrite=self.overwrite
+                        )
+                        written = made if self.outputs.where is not None else Written()
                     except ForescribeError as refused:
                         error = refused
                 fields = result_fields(transcript, error, outcome.wall_s)
                 if error is None:
-                    fields |= {"outputs": tuple(written), "fingerprint": mark, "version": version}
+                    fields |= {"outputs": written.names, "hashes": written.hashes}
+                    fields |= {"fingerprint": mark, "version": version}
                 record = self.outputs.ledger.add(self.outputs.ledger.record(source.path, **fields))
         except ForescribeError as refused:  # without a record, the next run does it again
             error = error or refused
             fields = result_fields(transcript, error, outcome.wall_s)
             record = self.outputs.ledger.record(source.path, **fields)
-        files = self.outputs.files(source) if written and error is None else []
-        return RecordingResult(record, transcript, error, tuple(files))
+        files = self.outputs.files(source) if written.names and error is None else []
+        return RecordingResult(record, transcript, error, tuple(files), written.kept)
 
     def failed(self, source: Source, error: ForescribeError) -> RecordingResult:
         """Write the record of a recording that was not transcribed."""
@@ -225,9 +272,34 @@ class Writer:
         return self.skipped(source)
 
     def skipped(self, source: Source) -> RecordingResult:
-        """The result of a recording that is up to date; nothing is written."""
-        record = self.outputs.ledger.record(source.path, status="skipped")
-        return RecordingResult(record, files=tuple(self.outputs.files(source)))
+        """The result of a recording that is up to date. Formats that it lacks are written from its JSON."""
+        outputs, files = self.outputs, tuple(self.outputs.files(source))
+        known = outputs.stands(source, self.settings)
+        if known is None or not self.lacks(source):
+            return RecordingResult(
+                outputs.ledger.record(source.path, status="skipped"), files=files
+            )
+        try:
+            with outputs.ledger.locked():
+                transcript = outputs.transcript(source.path)
+                names, kept, hashes = outputs.write(source.path, transcript, known.fingerprint)
+                record = outputs.ledger.add(replace(known, outputs=names, hashes=hashes))
+        except ForescribeError as error:
+            return self.failed(source, error)
+        return RecordingResult(record, files=files, kept=kept)
+
+    def earlier(self, source: Source) -> str | None:
+        """Why a recording that has results is decoded again; None for one without."""
+        if source.path not in self.outputs.stems:
+            return None
+        ledger, path = self.outputs.ledger, source.path
+        names = {*self.outputs.names(path), self.outputs.json(path)}
+        there = [name for name in names if ledger.holds(name, ledger.fingerprint(name))]
+        ours = filter(None, (ledger.stands(path, [name], self.settings) for name in there))
+        known = next(ours, None)
+        if known is not None:
+            return LACKING if self._is_of(known, source) else CHANGED
+        return OTHERS if there else None
 
     def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
         """Results of recordings that will not be transcribed in this run."""
@@ -238,6 +310,16 @@ class Writer:
                 for record in records:
                     ledger.destination.keep(record)
         return [RecordingResult(record) for record in records]
+
+    def _is_of(self, known: Record, source: Source) -> bool:
+        """Whether a record is of this recording as it is now, as far as is known without fetching it."""
+        if source.location is not None:
+            return source.version is not None and known.version == source.version
+        version = file_version(source.path)
+        if version is None or known.version == version:
+            return version is not None
+        content = content_hash(source.path)
+        return content is not None and known.fingerprint == self._mark(content)
 
     def _mark(self, content: str) -> str:
         return f"sha256:{content}+{self.settings}"

@@ -76,12 +76,15 @@ class Console:
         self, results: Sequence[RecordingResult], total: int, reports: Reports | None = None
     ) -> None:
         """Show what an earlier run has done, of `total` recordings, and add it to the reports."""
-        if self.records:
-            for result in results:
+        done = [result for result in results if result.record.status == "skipped"]
+        for result in results:
+            if result.record.status != "skipped":
+                self.result(result)
+            elif self.records:
                 self._write(result)
-        if results and not self.quiet:
-            path = results[0].record.path
-            what = path if len(results) == 1 else f"{len(results)} of {total}"
+        if done and not self.quiet:
+            path = done[0].record.path
+            what = path if len(done) == 1 else f"{len(done)} of {total}"
             self.rich.print(f"{escape(what)}: already done, --overwrite to redo")
         for result in results if reports else ():
             path = result.record.path
@@ -118,16 +121,20 @@ class Console:
         if error is not None:
             self.failed.append(f"{record.path}: {error.code}")
             self.problem(error)
-        if transcript is None or error is not None:
+        for name in result.kept:
+            self.notice(f"{name} was edited: kept; --overwrite replaces it")
+        if record.status != "succeeded" or error is not None:
             return
-        self.totals.add(transcript)
+        if transcript is not None:
+            self.totals.add(transcript)
         if self.quiet:
             return
-        line = f"{escape(record.path)}: {_speed(transcript)}"
+        line = f"{escape(record.path)}: "
+        line += "from its JSON" if transcript is None else _speed(transcript)
         if result.files:
             line += f" -> {escape(file_names(result.files))}"
         self.rich.print(line)
-        for notice in transcript.warnings:
+        for notice in transcript.warnings if transcript else ():
             self.rich.print(f"  [yellow]note[/] {escape(notice.message)}")
 
     def _write(self, result: RecordingResult) -> None:

@@ -109,7 +109,8 @@ def list_batch(batch: Batch, *, as_json: bool) -> int:
     """Print what would be written or skipped; returns the exit code, 1 if a recording cannot be
     read."""
     for source in batch.done:
-        typer.echo(_line(batch, source, "skipped", as_json=as_json))
+        status = "pending" if batch.writer.lacks(source) else "skipped"
+        typer.echo(_line(batch, source, status, as_json=as_json))
     for source in batch.todo:
         status = "failed" if source.error else "pending"
         typer.echo(_line(batch, source, status, as_json=as_json))

@@ -86,6 +86,7 @@ def test_a_record_says_what_became_of_a_recording() -> None:
         "fingerprint": f"sha256:{content_hash('calls/00.wav')}+5e77",
         "attempt": 1,
         "version": file_version("calls/00.wav"),
+        "hashes": {f"00.{name}": content_hash(f"out/00.{name}") for name in ("txt", "srt")},
     }
 
 

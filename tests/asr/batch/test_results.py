@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import pytest
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.destinations import Folder
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.batch.ledger import Ledger
-from forescribe.asr.batch.outputs import RecordingResult
+from forescribe.asr.batch.ledger import Ledger, sha256
+from forescribe.asr.batch.outputs import CHANGED, LACKING, OTHERS, RecordingResult
 from forescribe.asr.errors import AudioError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores
@@ -43,7 +43,7 @@ class Output:
         if self.kind == "store":
             return objects.files(self.where)
         return {
-            path.relative_to(self.where).as_posix(): path.read_text()
+            path.relative_to(self.where).as_posix(): path.read_bytes().decode(errors="replace")
             for path in Path(self.where).rglob("*")
             if path.is_file() and not {"manifest.jsonl", "_forescribe"} & set(path.parts)
         }
@@ -53,6 +53,12 @@ class Output:
             Stores().at(Location.parse(self.where)).delete(name)
         else:
             Path(self.where, name).unlink()
+
+    def edit(self, name: str, text: str) -> None:
+        if self.kind == "store":
+            Stores().at(Location.parse(self.where)).put(name, text.encode())
+        else:
+            Path(self.where, name).write_text(text)
 
     def lines(self) -> list[dict[str, Any]]:
         """The manifest."""
@@ -157,6 +163,94 @@ def test_another_format_adds_its_files_and_keeps_the_others(out) -> None:
     assert statuses(out.run(formats="srt")) == {"succeeded": 2}
     for formats in ("txt", "srt", "txt,srt"):
         assert out.batch(formats=formats).todo == []
+
+
+def test_what_somebody_has_edited_is_kept_until_it_is_to_be_overwritten(out) -> None:
+    calls(2)
+    out.run(formats="txt")
+    mine = out.files()["00.txt"] + "My own line.\n"
+    out.edit("00.txt", mine)
+    for changed in ({"settings": "0"}, {"settings": "0", "formats": "txt,srt"}, {"settings": "1"}):
+        results = out.run(**{"formats": "txt", **changed})
+        kept = {result.record.path: result.kept for result in results}
+        assert kept == {"calls/00.wav": ("00.txt",), "calls/01.wav": ()}
+        assert out.files()["00.txt"] == mine
+        assert out.batch(**{"formats": "txt", **changed}).todo == []  # not again and again
+    results = out.run(formats="txt", settings="1", overwrite=True)
+    assert out.files()["00.txt"] == f"{text_of('calls/00.wav')}\n"
+    assert not any(result.kept for result in results)
+
+
+def test_a_file_that_is_gone_is_written_alone(out) -> None:
+    calls(1)
+    out.run(formats="json,srt,txt")
+    out.edit("00.srt", "mine")
+    out.remove("00.txt")
+    made, whole = out.batch(formats="json,srt,txt"), f"{text_of('calls/00.wav')}\n"
+    assert made.todo == [] and made.writer.lacks(made.done[0])
+    (result,) = made.skipped()
+    assert (result.record.status, result.kept) == ("succeeded", ("00.srt",))
+    assert (out.files()["00.txt"], out.files()["00.srt"]) == (whole, "mine")
+    assert statuses(out.batch(formats="json,srt,txt").skipped()) == {"skipped": 1}
+
+
+def test_formats_are_written_from_a_json_of_the_same_recording_and_settings(out) -> None:
+    calls(2)
+    out.run(formats="json")
+    (record,) = (line for line in out.lines() if line["path"] == "calls/00.wav")
+    made = out.batch(formats="txt,srt,docx")
+    assert made.todo == [] and statuses(made.skipped()) == {"succeeded": 2}
+    found = out.files()
+    assert out.batch(formats="json,txt,srt,docx").todo == []
+    again = [line for line in out.lines() if line["path"] == "calls/00.wav"][-1]
+    assert again["outputs"] == ["00.txt", "00.srt", "00.docx", "00.json"]
+    same = ("audio_s", "wall_s", "language", "coverage", "fingerprint", "version", "attempt")
+    assert {name: again[name] for name in same} == {name: record[name] for name in same}
+    out.run(formats="txt,srt", overwrite=True)
+    assert out.files() == found  # as decoded
+
+
+def test_a_json_that_was_edited_is_believed_and_a_damaged_one_is_not(out) -> None:
+    calls(2)
+    out.run(formats="json")
+    out.edit("00.json", out.files()["00.json"].replace(text_of("calls/00.wav"), "mine"))
+    out.edit("01.json", out.files()["01.json"][:-9])
+    made = out.batch(formats="txt")
+    assert [source.path for source in made.todo] == ["calls/01.wav"]
+    assert statuses([*made.skipped(), *made.run(CopyTypist())]) == {"succeeded": 2}
+    found = out.files()
+    assert (found["00.txt"], found["01.txt"]) == ("mine\n", f"{text_of('calls/01.wav')}\n")
+
+
+def test_why_a_recording_is_decoded_again_is_told(out) -> None:
+    def told(**options: Any) -> list[str]:
+        notices: list[str] = []
+        out.batch(notice=notices.append, **options)
+        return notices
+
+    calls(3)
+    assert told() == []
+    out.run(formats="txt")
+    assert told(formats="txt") == told(formats="txt", settings="0", overwrite=True) == []
+    assert told(formats="txt", settings="0") == [f"3 recordings: decoded again, as {OTHERS}"]
+    assert told(formats="srt", settings="0") == []  # its text stays that of the others
+    assert told(formats="txt,srt") == [f"3 recordings: decoded again, as {LACKING}"]
+    write_wav(Path("calls/01.wav"), 0.3, 77)
+    assert told(formats="txt") == [f"calls/01.wav: decoded again, as {CHANGED}"]
+
+
+def test_an_edited_file_of_which_a_killed_run_knew_is_kept(tmp_path) -> None:
+    first = Ledger(Folder(tmp_path))
+    (tmp_path / "a.txt").write_text("mine")
+    (tmp_path / "a.srt").write_text("ours, new")
+    hashes = {"a.txt": sha256(b"ours"), "a.srt": sha256(b"ours, old")}
+    made = first.record("a.wav", status="succeeded", outputs=tuple(hashes), fingerprint="one")
+    with first.locked():
+        first.add(replace(made, hashes=hashes))
+    with first.locked():
+        first.replacing("a.wav", ["a.srt"], "two")  # and is killed after that
+    again = Ledger(Folder(tmp_path))
+    assert again.edited("a.txt") and not again.edited("a.srt")
 
 
 def test_a_failure_is_tried_again_and_counted(out) -> None:

@@ -75,7 +75,8 @@ def files(out: str) -> dict[str, str]:
     """The results in an output, without records."""
     store = Stores().at(Location.parse(out))
     names = [e.key for e in store.list() if not e.key.startswith("_forescribe/")]
-    return {name: store.read(name).decode() for name in names if name != "manifest.jsonl"}
+    found = {name: store.read(name) for name in names if name != "manifest.jsonl"}
+    return {name: data.decode(errors="replace") for name, data in found.items()}
 
 
 def merged(out: str) -> list[dict[str, Any]]:
