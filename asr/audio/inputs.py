@@ -10,10 +10,13 @@ Knows shapes, types and rates of samples; nothing of containers.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
@@ -70,6 +73,38 @@ class DecodedFile:
 
     def close(self) -> None:
         self.file.close()
+
+
+@dataclass(frozen=True)
+class Resumable(os.PathLike[str]):
+    """A file of this machine whose windows are kept in another one while it is decoded, so that a later run
+    goes on. A line of JSON is a window `of` this content and these settings."""
+
+    path: str
+    kept: Path
+    of: str
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def __str__(self) -> str:
+        return self.path
+
+    def windows(self) -> list[dict[str, Any]]:
+        """Those that were kept; half a line, of a process that was killed, is none."""
+        found = []
+        with suppress(OSError), self.kept.open("rb") as lines:
+            for line in lines:
+                with suppress(ValueError):
+                    window = json.loads(line)
+                    if isinstance(window, dict) and window.get("of") == self.of:
+                        found.append(window)
+        return found
+
+    def keep(self, window: Mapping[str, Any]) -> None:
+        """Keep one more. Where that cannot be written, a later run has more to decode."""
+        with suppress(OSError), self.kept.open("ab") as lines:
+            lines.write(b"\n" + json.dumps({"of": self.of, **window}).encode() + b"\n")
 
 
 Input: TypeAlias = (

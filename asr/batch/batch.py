@@ -12,6 +12,8 @@ distant store are written in threads while the engine works.
 from __future__ import annotations
 
 import gc
+import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,8 +21,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..audio.inputs import Resumable
 from ..audio.reading import BYTES_PER_S, length_of
 from ..errors import CapacityError, ForescribeError, out_of_memory
+from ..formats.transcript_parts import seconds
 from ..storage.locations import Source
 from .interrupts import Stop
 from .ledger import content_hash, file_version
@@ -238,14 +242,15 @@ class Batch:
             self._turns.remove(name)
             yield from self._finish(self._early.pop(name))
 
-    def _take(self, source: Source) -> str | LocalCopy | None:
+    def _take(self, source: Source) -> str | Resumable | LocalCopy | None:
         """What the transcriber is to read for a recording; None if there is no room for it yet, or nothing to
         do, which `_left_out` tells."""
         if self._elsewhere or source.location is None:
             version = None if self._elsewhere else file_version(source.path)
             hashed = None if version is None else self._hashes.submit(content_hash, source.path)
-            self._taken[source.path] = _Taken(source, version=version, hashed=hashed)
-            return source.path
+            file = None if version is None else self._resumable(source.path, version)
+            self._taken[source.path] = _Taken(source, version=version, hashed=hashed, file=file)
+            return file or source.path
         assert self._spool is not None, "recordings at locations are fetched"
         try:
             copy = self._spool.take(source)
@@ -261,6 +266,22 @@ class Batch:
             return None
         self._taken[source.path] = _Taken(source, content=copy.content, version=source.version)
         return copy
+
+    def _resumable(self, path: str, version: str) -> Resumable | None:
+        """A recording of which an interrupted run keeps what it has decoded; None where results go to no
+        folder."""
+        if (folder := self.outputs.folder) is None:
+            return None
+        digest = hashlib.sha256(os.fsencode(self.outputs.ledger.key(path))).hexdigest()[:16]
+        kept = folder / f".forescribe-{digest}.windows"
+        file = Resumable(path, kept, f"{version}+{self.writer.settings}")
+        if self._overwrite:
+            kept.unlink(missing_ok=True)
+        windows = [w for kept in file.windows() for w in kept["windows"]]
+        if windows:
+            done_s = seconds(sum(window["end"] - window["start"] for window in windows))
+            self.notice(f"{path}: goes on, as {done_s:.0f} s of it are decoded")
+        return file
 
     def _lost(self, size: int, *, halved: bool, stuck: bool) -> Iterator[RecordingResult]:
         """Results of the recordings that fail for lack of memory. With half the batch, pipes: they cannot be
@@ -287,7 +308,10 @@ class Batch:
         self._close(source.path)
         write = partial(self.writer.finished, source, outcome, content, version)
         if self._writes is None:
-            yield write()
+            result = write()
+            if taken.file is not None and result.error is None:
+                taken.file.kept.unlink(missing_ok=True)
+            yield result
         else:
             yield from self._writes.add(write)
 
@@ -335,6 +359,7 @@ class _Taken:
     content: str | None = None
     version: str | None = None
     hashed: Future[str | None] | None = None  # of a file, in a thread beside the engine's
+    file: Resumable | None = None
 
     @property
     def is_pipe(self) -> bool:
@@ -356,7 +381,7 @@ class _Sources(Iterator[Any]):
         spool = self.batch._spool
         return spool is None or not self.coming or spool.is_ready(self.coming[0])
 
-    def __next__(self) -> str | LocalCopy:
+    def __next__(self) -> str | Resumable | LocalCopy:
         while self.coming:
             before = len(self.batch._left_out)
             given = self.batch._take(self.coming.popleft())

@@ -142,7 +142,12 @@ class Outputs:
             raise OutputError(f"{name} is no transcript any more: --overwrite") from error
 
     def write(
-        self, source: str, transcript: Transcript, mark: str | None = None, *, overwrite: bool = False
+        self,
+        source: str,
+        transcript: Transcript,
+        mark: str | None = None,
+        *,
+        overwrite: bool = False,
     ) -> Written:
         """Write the transcript in the formats that do not stand with this fingerprint, and keep those that
         were edited; with `overwrite` in all. Every format is rendered before the first file appears, and

@@ -3,6 +3,8 @@
     plan = plan_of(recording.blocks(), detector, options.windows)  # once; the rest may happen elsewhere
     session.enter(planned(context, audio, options, listener, plan=plan, kept=groups, grouped=keep))
 
+In a call a `Resumable` file is decoded so without a plan: each of its windows is a group.
+
 For work that must survive its process: plans (`asr.segment.cut_plan`) and groups are records that convert to
 JSON, and a submission that receives its earlier groups produces the same result as without the interruption.
 Knows nothing of where they are kept.
@@ -11,6 +13,7 @@ Knows nothing of where they are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -75,6 +78,19 @@ def planned(
         windows=plan_source(plan, kept),
         grouped=lambda recording, k: grouped(_group(recording, plan, k)),
     )
+
+
+def restored(windows: Sequence[Mapping[str, Any]]) -> Kept:
+    """Windows of a recording that were kept by themselves, each once and those that are whole, in order."""
+    groups = dict[int, Group]()
+    for window in windows:
+        with suppress(KeyError, TypeError, ValueError):  # of another version
+            group = Group.from_dict(window)
+            groups[group.k] = group
+    known = Kept()
+    for _, group in sorted(groups.items()):
+        known = known.joined(group)
+    return known
 
 
 def _group(recording: Submission, plan: Plan, k: int) -> Group:

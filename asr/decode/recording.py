@@ -366,6 +366,11 @@ class Submission(RecordingState):
         pending.free()
         self._add(pending)
 
+    def kept_windows(self) -> set[int]:
+        """The indices of windows that have ended, and whose words are timed where they are to be."""
+        open_ = {p.ended.index for p in self.windows if p.timing_fault or p.states is not None}
+        return self._over - open_
+
     def ended_group(self, pending: PendingWindow) -> int | None:
         """The group whose last missing window this was; its words are timed now."""
         for k, group in self._from.groups.items():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..audio.reading import Recording, Samples
+from ..errors import AudioError
 from ..formats.transcript_parts import Word
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.cutter import cut
@@ -62,6 +63,22 @@ def cut_source(context: DecodingContext, options: Options) -> WindowSource:
         return cut(blocks, detector, options.windows, skip_silence=options.vad)
 
     return WindowSource(read)
+
+
+def resumed_source(context: DecodingContext, options: Options, kept: Kept) -> WindowSource:
+    """Windows that are cut, without those that are `kept`. Reading raises AudioError where these were cut
+    elsewhere, as by another version."""
+    ends = {decoded.index: decoded.end for decoded in kept.decoded}
+    source = cut_source(context, options)
+
+    def read(audio: Recording, blocks: Iterator[Samples]) -> Iterator[Window]:
+        for window in source.read(audio, blocks):
+            if window.index not in ends:
+                yield window
+            elif window.end != ends[window.index]:
+                raise AudioError(f"{audio.name}: an earlier run has cut it elsewhere: --overwrite")
+
+    return replace(source, read=read, kept=kept)
 
 
 def plan_source(plan: Plan, kept: Sequence[Kept]) -> WindowSource:

@@ -27,7 +27,7 @@ from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.requests import Stats
 
 from ..audio.fork_server import Cutting
-from ..audio.inputs import Input, Sound
+from ..audio.inputs import Input, Resumable, Sound
 from ..audio.reader_pool import ReaderPool
 from ..audio.reading import open_audio, read_audio
 from ..errors import UsageError
@@ -43,9 +43,11 @@ from .analysis import DetectedLanguage, align, align_window, detect_language
 from .context import DecodingContext
 from .driver import Driver, ReadAhead
 from .options import Guards, Options
+from .planned import Group, restored
 from .recording import Event, Progressed, RecordingEnded, Submission, fault
 from .requests import BoundOptions, bind
 from .results import Decoded, FindsSpeakers, Hook, Outcome, Progress, SpeakerSearch
+from .sources import resumed_source
 from .window import PendingWindow
 from .word_timer import WordTimer
 
@@ -320,6 +322,7 @@ class Call:
         self.context, self.bound, self.hook, self.speakers = context, bound, hook, speakers
         self._searches = dict[Submission, SpeakerSearch]()  # of recordings without an outcome
         self._found: list[_Searched] = []  # their outcomes are not yielded yet
+        self._kept = dict[Submission, tuple[Resumable, set[int]]]()  # with the windows that are
 
     def transcribe(
         self, sources: Iterable[Input], pool: ReaderPool | None = None
@@ -341,6 +344,7 @@ class Call:
             events = ends.enter_context(closing(decoding(context, coming)))
             for event in events:
                 if isinstance(event, Progressed) and event.window is not None:
+                    self._keep(event.recording)
                     self._tell(event.recording, event.window)
                 elif isinstance(event, RecordingEnded):
                     ended.append(event.recording)
@@ -359,7 +363,10 @@ class Call:
         context = self.context
         timer = WordTimer(context, self.bound.options.task, context.engine.batch)
         for source in sources:
-            search = None if begin is None else begin()
+            search, windows = None if begin is None else begin(), None
+            if isinstance(source, Resumable):
+                known = restored(source.windows())
+                windows = resumed_source(context, self.bound.options, known)
             recording = Submission(
                 context,
                 source,
@@ -367,8 +374,11 @@ class Call:
                 None,
                 tap=None if search is None else search.feed,
                 open=open_audio if pool is None else pool.open,
+                windows=windows,
                 timer=timer,
             )
+            if isinstance(source, Resumable):
+                self._kept[recording] = source, {decoded.index for decoded in known.decoded}
             if search is not None:
                 self._searches[recording] = search
             yield recording
@@ -378,6 +388,7 @@ class Call:
         speakers have been found."""
         for recording in sorted(ended, key=_turn):
             outcome, search = recording.outcome, self._searches.pop(recording, None)
+            self._kept.pop(recording, None)
             if search is not None and (outcome is None or outcome.transcript is None):
                 search.cancel()
             elif search is not None and outcome is not None and outcome.transcript is not None:
@@ -390,6 +401,15 @@ class Call:
         for searched in [searched for searched in self._found if searched.found.done()]:
             self._found.remove(searched)
             yield searched.with_speakers()
+
+    def _keep(self, recording: Submission) -> None:
+        """Keep what has ended of a recording that can be resumed."""
+        if recording not in self._kept or recording.complete:
+            return
+        source, known = self._kept[recording]
+        for index in recording.kept_windows() - known:
+            known.add(index)
+            source.keep(Group(**vars(recording.kept((index,))), k=index).to_dict())
 
     def _cancel_searches(self) -> None:
         for search in (*self._searches.values(), *(searched.search for searched in self._found)):

@@ -160,7 +160,9 @@ class Transcript:
         """Read a transcript from its JSON. Raises UsageError for a file that is none."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, *UNREADABLE) as error:
+        except OSError as error:
+            raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        except UNREADABLE as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else one_line(str(error))
             raise UsageError(f"{str(path)!r} is not a transcript of this program: {why}") from error
 

@@ -23,6 +23,7 @@ from forescribe.asr.errors import ForescribeError, UsageError, one_line
 from .audit import audit
 from .diarize import diarize
 from .distill import distill
+from .export import export
 from .generate import generate
 from .listen import listen
 from .models import models
@@ -63,7 +64,7 @@ def root(
         raise typer.Exit
 
 
-for one in (transcribe, listen, audit, models, distill, diarize):
+for one in (transcribe, export, listen, audit, models, distill, diarize):
     app.command(cls=SectionedCommand)(one)
 app.add_typer(speakers)
 for one in (generate, serve, worker, key):

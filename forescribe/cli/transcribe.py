@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -158,7 +159,7 @@ def _batch(
         if any_readable(sources):  # else neither weights nor a model are looked for
             network = not (options.local_files_only or options.dry_run)
             folder = find(target)
-            if network or folder is not None:
+            if network or folder is not None or isinstance(target, Path):  # may need conversion
                 folder = locate(target, network=network)
             settings = settings_hash(
                 {

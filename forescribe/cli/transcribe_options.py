@@ -6,13 +6,13 @@ Knows which combinations are impossible, and which options can change a result; 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forescribe.asr.decode.declared import AUTO
 from forescribe.asr.decode.options import DECLARED, Options
 from forescribe.asr.errors import UsageError
 
+from .export import SubtitleOptions
 from .option_records import DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, arg, opt
 from .options import (
     FLAGS,
@@ -25,9 +25,6 @@ from .options import (
     decodes,
     flag,
 )
-
-if TYPE_CHECKING:
-    from forescribe.asr.formats.subtitles import LineRules
 
 STDOUT = "-"
 
@@ -48,25 +45,13 @@ transcribe a folder again."""
 
 @dataclass(frozen=True, kw_only=True)
 @decodes()
-class TranscribeOptions(RunOptions, SpeakerOptions, SpeechOptions):
+class TranscribeOptions(RunOptions, SubtitleOptions, SpeakerOptions, SpeechOptions):
     """The parsed command line, by field as typed. Raises UsageError for values and
     combinations that are impossible."""
 
     audio: list[str] = arg("AUDIO...", RECORDINGS)
     # Output
     word_timestamps: bool | None = flag("word_timestamps")
-    max_line_width: int | None = opt(
-        OUTPUT, "CHARS", "Subtitles: maximum characters per line.", min=1
-    )
-    max_line_count: int | None = opt(
-        OUTPUT, "LINES", "Subtitles: maximum lines at once; needs another limit.", min=1
-    )
-    max_words_per_line: int | None = opt(
-        OUTPUT, "WORDS", "Subtitles: maximum words per line; alone, one line each.", min=1
-    )
-    highlight_words: bool = opt(
-        OUTPUT, "", "Subtitles: underline each word while it is spoken.", False
-    )
     report: str | None = opt(
         OUTPUT, "PATH", "Page with text and sound: FILE.html, or a folder for several."
     )
@@ -161,15 +146,6 @@ class TranscribeOptions(RunOptions, SpeakerOptions, SpeechOptions):
 
         more = OF_SPEAKERS if self.names_speakers and "all" in self._formats else ()
         return ",".join([self.output_format, *sorted(more)])
-
-    @cached_property
-    def line_rules(self) -> LineRules:
-        """The options for subtitles."""
-        from forescribe.asr.formats.subtitles import LineRules
-
-        return LineRules(
-            self.max_line_width, self.max_line_count, self.max_words_per_line, self.highlight_words
-        )
 
     @property
     def wants_words(self) -> bool | None:
