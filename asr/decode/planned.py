@@ -84,7 +84,7 @@ def restored(windows: Sequence[Mapping[str, Any]]) -> Kept:
     """Windows of a recording that were kept by themselves, each once and those that are whole, in order."""
     groups = dict[int, Group]()
     for window in windows:
-        with suppress(KeyError, TypeError, ValueError):  # of another version
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # of another version
             group = Group.from_dict(window)
             groups[group.k] = group
     known = Kept()

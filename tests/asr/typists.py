@@ -106,8 +106,8 @@ class Typist:
             self.closed = True
 
     def _typed(self, path: str) -> Outcome:
-        self.trouble(path)
-        self.typed.append(path)
+        self.trouble(str(path))
+        self.typed.append(str(path))
         try:
             return Outcome(path, transcript(text_of(path)))
         except OSError as error:

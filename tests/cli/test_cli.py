@@ -242,6 +242,25 @@ def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
         assert "2.0 s of audio" in forescribe("a.wav", *pair, "-f", "txt", *other).err, other
 
 
+def test_an_edited_text_is_kept_and_another_format_needs_no_model(
+    forescribe, pair, here, monkeypatch
+) -> None:
+    assert forescribe("a.wav", *pair, "-f", "txt,json").status == 0
+    (here / "a.txt").write_text("mine")
+    done = forescribe("a.wav", *pair, "-f", "txt,srt,json", "--initial-prompt", "Ann")
+    assert "note a.wav: decoded again, as results of other options or another model" in done.err
+    assert "note a.txt was edited: kept; --overwrite replaces it\n" in done.err
+    assert (here / "a.txt").read_text() == "mine" and "-> a .txt .srt .json" in done.err
+    monkeypatch.setattr(transcribe, "load_transcriber", None)
+    options = (*pair, "--initial-prompt", "Ann", "-f", "docx,md")
+    assert forescribe("a.wav", *options, "--dry-run").out == "a.wav -> a .docx .md\n"
+    assert forescribe("a.wav", *options) == Run(0, "", "a.wav: from its JSON -> a .docx .md\n")
+    assert forescribe("a.wav", *options).err == "a.wav: already done, --overwrite to redo\n"
+    (here / "a.md").unlink()
+    (record,) = map(json.loads, forescribe("a.wav", *options, "--records").out.splitlines())
+    assert (record["status"], record["outputs"]) == ("succeeded", ["a.docx", "a.md"])
+
+
 def test_other_weights_at_the_same_place_do_it_again(forescribe, pair, here, tmp_path) -> None:
     target = folders.write(tmp_path / "model", seed=0)
     options = ["--model", str(target), "--device", "cpu", "--no-vad", "--no-guards", "-f", "txt"]

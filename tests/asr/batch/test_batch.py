@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -470,7 +472,7 @@ def test_a_recording_that_takes_too_much_memory_to_read_fails_alone() -> None:
 
     class Reading(Typist):
         def _typed(self, path):
-            if path != "calls/02.wav":
+            if str(path) != "calls/02.wav":
                 return super()._typed(path)
             error = AudioError(f"{path}: needs more memory to decode than is free")
             error.__cause__ = MemoryError()
@@ -491,3 +493,47 @@ def test_a_file_of_the_manifests_name_that_is_none_is_left_alone(line) -> None:
     with pytest.raises(UsageError, match=r"manifest.jsonl was not written by forescribe.* -o"):
         run(["calls"], ".")
     assert Path("manifest.jsonl").read_text() == line + "\n"
+
+
+# Recordings that were begun
+
+
+class Keeper(Typist):
+    """Keeps the first second of a recording, and is interrupted `at` one."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(ahead=1)
+        self.at = at
+        self.found: dict[str, int] = {}
+
+    def _typed(self, file: Any) -> Outcome:
+        self.found[str(file)] = len(file.windows())
+        file.keep({"k": 0, "windows": [{"start": 0, "end": 16_000}]})
+        if str(file).endswith(self.at):
+            raise KeyboardInterrupt
+        return super()._typed(file)
+
+
+def test_what_was_decoded_of_a_recording_is_kept_until_it_has_its_results() -> None:
+    names, told = calls(3), list[str]()
+
+    def ended(keeper: Keeper, **options: Any) -> Counter[str]:
+        made, results = batch(names, "out", notice=told.append, **options), []
+        with suppress(KeyboardInterrupt):
+            for result in made.run(keeper):
+                results.append(result)
+        return statuses(results)
+
+    assert ended(Keeper("01.wav")) == {"succeeded": 1, "cancelled": 2}
+    assert len(list(Path("out").glob(".forescribe-*.windows"))) == 1
+    assert ended(Keeper("01.wav"), settings="other") == {"succeeded": 1, "cancelled": 2}
+    assert not any("goes on" in text for text in told)  # of other settings
+    keeper = Keeper("none")
+    assert ended(keeper) == {"succeeded": 3}
+    assert keeper.found == {str(names[0]): 0, str(names[1]): 1, str(names[2]): 0}
+    assert f"{names[1]}: goes on, as 1 s of it are decoded" in told
+    assert list(Path("out").glob(".forescribe-*")) == []
+    assert ended(Keeper("01.wav"), overwrite=True) == {"succeeded": 1, "cancelled": 2}
+    keeper = Keeper("none")
+    assert ended(keeper, overwrite=True) == {"succeeded": 3}
+    assert set(keeper.found.values()) == {0}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forescribe.asr.audio.inputs import Resumable
 from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Options
-from forescribe.asr.decode.planned import Group, planned
+from forescribe.asr.decode.planned import Group, planned, restored
 from forescribe.asr.decode.results import Decoded
 from forescribe.asr.decode.transcriber import Outcome, Transcriber
 from forescribe.asr.model.loading import load
@@ -168,3 +170,69 @@ def test_a_stored_plan_keeps_its_groups(monkeypatch) -> None:
     assert [len(group) for group in Plan.from_dict(stored).groups] == [3, 3, 3, 1]
     recording = from_array(np.zeros(RATE * 3))
     assert plan_of(recording.blocks(), EnergyDetector(), WindowOptions()).group_size == 2
+
+
+# In a call, without a plan: recordings that an interrupted run has begun
+
+
+def begun(transcriber, tmp_path, options, after: int, name: str = "a.wav") -> Resumable:
+    """A recording of which a call is closed after so many windows."""
+    path = tmp_path / name
+    path.write_bytes(wav(recording(110)))
+    file = Resumable(str(path), tmp_path / f"{name}.windows", "this")
+    seen: list[object] = []
+
+    def hook(progress: object) -> None:
+        seen.append(progress)
+        if len(seen) > after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(transcriber.transcribe([file], options, hook))
+    return file
+
+
+@pytest.mark.parametrize(("words", "readers", "after"), [(False, 0, 2), (True, 0, 6), (True, 1, 4)])
+def test_a_call_goes_on_with_a_recording_that_was_interrupted(
+    transcriber, tmp_path, words, readers, after
+) -> None:
+    options = Options(words=words, guards=Guards(temperatures=(0.0, 0.4)))
+    file = begun(transcriber, tmp_path, options, after)
+    kept = restored(file.windows()).decoded  # whole windows, some of which end in parts
+    assert 0 < len(kept) <= after + 1
+    with file.kept.open("ab") as lines:
+        lines.write(b'{"of": "this", "k": 99, "windo')  # killed while it wrote
+    told: list[float] = []
+    made = transcriber.with_readers(readers)
+    (outcome,) = made.transcribe([file], options, lambda progress: told.append(progress.done_s))
+    (plain,) = transcriber.transcribe([file.path], options)
+    assert alike(said(outcome), said(plain))
+    assert len(told) == plain.transcript.stats["windows"] - len(kept)  # no others are decoded
+
+
+def test_what_was_kept_of_another_content_is_not_taken(transcriber, tmp_path) -> None:
+    options = Options(guards=Guards(temperatures=(0.0,)))
+    file = begun(transcriber, tmp_path, options, 4)
+    kept = restored(file.windows()).decoded
+    assert kept and len(kept) >= len(file.windows())
+    assert replace(file, of="that").windows() == []
+    for line in ('{"of": "this", "k": 0}', '{"of": "this", "k": 1, "windows": [3]}', "[]", "7"):
+        with file.kept.open("a") as lines:
+            lines.write(f"{line}\n")
+    assert len(restored(file.windows()).decoded) == len(kept)
+
+
+def test_windows_that_an_earlier_run_has_cut_elsewhere_are_refused(transcriber, tmp_path) -> None:
+    options = Options(guards=Guards(temperatures=(0.0,)))
+    file = begun(transcriber, tmp_path, options, 4)
+    other = replace(options, vad=False)
+    (outcome,) = transcriber.transcribe([file], other)
+    assert "an earlier run has cut it elsewhere: --overwrite" in str(outcome.error)
+
+
+def test_a_disk_that_is_full_costs_a_resumption_and_no_recording(transcriber, tmp_path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(recording(70)))
+    file = Resumable(str(path), tmp_path / "none" / "a.windows", "this")
+    (outcome,) = transcriber.transcribe([file], Options(guards=Guards(temperatures=(0.0,))))
+    assert outcome.error is None and file.windows() == []
