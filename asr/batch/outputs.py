@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 STDOUT = "-"
 """The name of an output that is stdout."""
 
-OTHERS = "results of other options or another model are there"
+OTHERS = "results of other options or another model are replaced"
+OTHER_JSON = "the JSON there is of other options or another model"
 CHANGED = "the recording has changed"
 LACKING = "a format is missing and there is no JSON to write it from"
 """Why a recording that has results is decoded again."""
@@ -298,13 +299,15 @@ class Writer:
         if source.path not in self.outputs.stems:
             return None
         ledger, path = self.outputs.ledger, source.path
-        names = {*self.outputs.names(path), self.outputs.json(path)}
+        names = dict.fromkeys([*self.outputs.names(path), self.outputs.json(path)])
         there = [name for name in names if ledger.holds(name, ledger.fingerprint(name))]
         ours = filter(None, (ledger.stands(path, [name], self.settings) for name in there))
         known = next(ours, None)
         if known is not None:
             return LACKING if self._is_of(known, source) else CHANGED
-        return OTHERS if there else None
+        if not there:
+            return None
+        return OTHERS if there[0] in self.outputs.names(path) else OTHER_JSON
 
     def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
         """Results of recordings that will not be transcribed in this run."""

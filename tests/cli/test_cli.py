@@ -248,7 +248,10 @@ def test_an_edited_text_is_kept_and_another_format_needs_no_model(
     assert forescribe("a.wav", *pair, "-f", "txt,json").status == 0
     (here / "a.txt").write_text("mine")
     done = forescribe("a.wav", *pair, "-f", "txt,srt,json", "--initial-prompt", "Ann")
-    assert "note a.wav: decoded again, as results of other options or another model" in done.err
+    assert (
+        "note a.wav: decoded again (results of other options or another model are replaced)"
+        in done.err
+    )
     assert "note a.txt was edited: kept; --overwrite replaces it\n" in done.err
     assert (here / "a.txt").read_text() == "mine" and "-> a .txt .srt .json" in done.err
     monkeypatch.setattr(transcribe, "load_transcriber", None)
@@ -276,7 +279,7 @@ def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None
     done = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt,srt", "--dry_run")
     assert (done.status, done.err) == (
         0,
-        "note calls/a.wav: decoded again, as a format is missing and there is no JSON to write it from\n",
+        "note calls/a.wav: decoded again (a format is missing and there is no JSON to write it from)\n",
     )
     assert sorted(done.out.splitlines()) == [
         "calls/a.wav -> out/a .txt .srt",

@@ -14,7 +14,7 @@ from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.destinations import Folder
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.batch.ledger import Ledger, sha256
-from forescribe.asr.batch.outputs import CHANGED, LACKING, OTHERS, RecordingResult
+from forescribe.asr.batch.outputs import CHANGED, LACKING, OTHER_JSON, OTHERS, RecordingResult
 from forescribe.asr.errors import AudioError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores
@@ -232,11 +232,16 @@ def test_why_a_recording_is_decoded_again_is_told(out) -> None:
     assert told() == []
     out.run(formats="txt")
     assert told(formats="txt") == told(formats="txt", settings="0", overwrite=True) == []
-    assert told(formats="txt", settings="0") == [f"3 recordings: decoded again, as {OTHERS}"]
+    assert told(formats="txt", settings="0") == [f"3 recordings: decoded again ({OTHERS})"]
     assert told(formats="srt", settings="0") == []  # its text stays that of the others
-    assert told(formats="txt,srt") == [f"3 recordings: decoded again, as {LACKING}"]
+    out.run(formats="json")
+    assert told(formats="srt", settings="0") == [f"3 recordings: decoded again ({OTHER_JSON})"]
+    assert told(formats="srt") == []
+    for name in ("00.json", "01.json", "02.json"):
+        out.remove(name)
+    assert told(formats="txt,srt") == [f"3 recordings: decoded again ({LACKING})"]
     write_wav(Path("calls/01.wav"), 0.3, 77)
-    assert told(formats="txt") == [f"calls/01.wav: decoded again, as {CHANGED}"]
+    assert told(formats="txt") == [f"calls/01.wav: decoded again ({CHANGED})"]
 
 
 def test_an_edited_file_of_which_a_killed_run_knew_is_kept(tmp_path) -> None:
