@@ -50,6 +50,7 @@ class MappedVocabulary:
         assert inner.vocab_size == len(token_map.to_target)
         heads = range(inner.vocab_size) if inner.listed is None else inner.listed.tolist()
         self.inner, self.token_map = inner, token_map
+        self.vocab_size, self.max_positions = len(token_map.to_draft), inner.max_positions
         self._to_draft = torch.tensor(token_map.to_draft, device=inner.device)
         self._to_target = torch.tensor(token_map.to_target, device=inner.device)
         known = frozenset(token_map.to_target[draft] for draft in heads)
@@ -59,14 +60,6 @@ class MappedVocabulary:
         """The only tokens with finite logits, ascending; None: all."""
         if any(absent):
             self.listed = torch.tensor(sorted(known), device=inner.device)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.token_map.to_draft)
-
-    @property
-    def max_positions(self) -> int:
-        return self.inner.max_positions
 
     def tap(self, layers: tuple[int, ...]) -> None:
         self.inner.tap(layers)
