@@ -29,7 +29,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from forescribe.speculative.models.vocabularies import NONE, TokenMap
+from forescribe.speculative.models.vocabularies import BYTES, LETTERS, NONE, TokenMap
 
 from .languages import ALIKE, LANGUAGES
 from .tokens import TokenSettings
@@ -49,18 +49,6 @@ _CONTROLS = frozenset({"<|startoflm|>", "<|startofprev|>", "<|nospeech|>"})
 LEAST_SHARED = 0.5
 """The share of the smaller text vocabulary that both must have. `.en` models and the others share 58 % of
 their text tokens, which are 99 % of English text (29,380 of 50,256; of 111,016 tokens of documentation)."""
-
-_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
-
-LETTERS: Mapping[int, str] = {
-    **{byte: chr(byte) for byte in _PRINTABLE},
-    **{byte: chr(256 + index) for index, byte in enumerate(_OTHERS)},
-}
-"""GPT-2's printable character for each byte."""
-
-BYTES: Mapping[str, int] = {letter: byte for byte, letter in LETTERS.items()}
-"""The byte of each of those characters."""
 
 SPACE = LETTERS[ord(" ")]
 """The name of a space."""

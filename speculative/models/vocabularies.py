@@ -2,13 +2,13 @@
 
 A `MappedVocabulary` is a `Model` of the target's vocabulary around a model of another one: ids are translated
 on their way in, logits and drafted ids on their way out, by lookups of fixed shape. A `TokenMap` says which
-token stands for which; what has no partner has the logit -inf and is never drafted. Knows ids and an adapter;
-nothing of texts, tokenizers or families of models.
+token stands for which; what has no partner has the logit -inf and is never drafted. Knows ids, an adapter
+and the letters in which tokenizers write bytes; nothing of texts or families of models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -23,6 +23,18 @@ from .slot_model import SlotModel, score_at
 
 NONE = -1
 """In place of a target id: the draft's token has no partner."""
+
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+
+LETTERS: Mapping[int, str] = {
+    **{byte: chr(byte) for byte in _PRINTABLE},
+    **{byte: chr(256 + index) for index, byte in enumerate(_OTHERS)},
+}
+"""GPT-2's printable character for each byte."""
+
+BYTES: Mapping[str, int] = {letter: byte for byte, letter in LETTERS.items()}
+"""The byte of each of those characters."""
 
 Head = Sequence[int] | None
 """The only tokens, in the draft's ids, that its head has; None: all."""
