@@ -13,7 +13,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -75,7 +75,6 @@ class Store:
         self, database: Database, files: Files, clock: Callable[[], float] = time.time
     ) -> None:
         self.database, self.files, self.clock = database, files, clock
-        self.transaction = database.transaction
         self.jobs = JobTable(database, self.now)
 
     @classmethod
@@ -88,6 +87,10 @@ class Store:
     def now(self) -> float:
         """Unix seconds."""
         return self.clock()
+
+    def transaction(self) -> AbstractContextManager[Tx]:
+        """A transaction. Raises OutputError if the database's disk is full or read-only."""
+        return self.database.transaction()
 
     def writable(self) -> bool:
         """Whether a row can be committed and a file written."""
