@@ -66,9 +66,7 @@ class WhisperVocabulary:
     def of(cls, settings: TokenSettings, tokenizer: Any) -> WhisperVocabulary:
         """The vocabulary of a folder's settings and tokenizer. Raises ValueError for a tokenizer that names
         no end or start."""
-        names: dict[int, str] = {}
-        for name, token_id in tokenizer.get_vocab().items():
-            names[token_id] = name
+        names: dict[int, str] = {number: name for name, number in tokenizer.get_vocab().items()}
         size, stamp = settings.size, f"<|{0:.2f}|>"
         ids = {name: token_id for token_id, name in names.items()}
         for needed in (END, START):
@@ -186,12 +184,11 @@ def _token(
 
 def _partners(target: WhisperVocabulary, draft: WhisperVocabulary) -> dict[int, int]:
     """The draft's id of each target id that means the same."""
-    found = {}
-    for token, target_id in target.ids.items():
-        draft_id = draft.ids.get(token)
-        if draft_id is not None and not _unread(token, target, draft):
-            found[target_id] = draft_id
-    return found
+    return {
+        target_id: draft.ids[token]
+        for token, target_id in target.ids.items()
+        if token in draft.ids and not _unread(token, target, draft)
+    }
 
 
 def _unread(token: Token, target: WhisperVocabulary, draft: WhisperVocabulary) -> bool:
