@@ -114,9 +114,11 @@ class Metrics:
         self._audio_s = self.counter("audio_seconds", "Audio transcribed.")
         self._windows = self.counter("windows", "Windows of audio by result.", "state")
         self._fallbacks = self.counter("fallbacks", "Windows decoded again at a temperature.")
-        self._tokens = self.counter("tokens", "Tokens of transcripts.")
-        self._drafted = self.counter("drafted_tokens", "Tokens drafted.")
-        self._accepted = self.counter("accepted_tokens", "Drafted tokens accepted by the target.")
+        self._tokens = {
+            "tokens": self.counter("tokens", "Tokens of transcripts."),
+            "drafted": self.counter("drafted_tokens", "Tokens drafted."),
+            "accepted": self.counter("accepted_tokens", "Drafted tokens accepted by the target."),
+        }
 
     def refused(self, code: str) -> None:
         """Count a request that was answered with an error."""
@@ -168,11 +170,7 @@ class Metrics:
         for state, count in outcome.windows.items():
             self._windows.labels(state).inc(count)
         self._fallbacks.inc(outcome.fallbacks)
-        for series, key in (
-            (self._tokens, "tokens"),
-            (self._drafted, "drafted"),
-            (self._accepted, "accepted"),
-        ):
+        for key, series in self._tokens.items():
             series.inc(cast(int, transcript.stats[key]))
 
     def text(self) -> bytes:

@@ -208,9 +208,7 @@ def _path(source: Input) -> Path:
 
 def _opened(path: Path) -> wave.Wave_write:
     out = wave.open(str(path), "wb")
-    out.setnchannels(1)
-    out.setsampwidth(2)
-    out.setframerate(SAMPLE_RATE)
+    out.setparams((1, 2, SAMPLE_RATE, 0, "NONE", "not compressed"))
     return out
 
 

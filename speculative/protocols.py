@@ -35,11 +35,8 @@ class Model(Protocol):
     """A decoder with a key-value cache of fixed size per row. Adapters over transformers live in
     `models/`."""
 
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def max_positions(self) -> int: ...
+    vocab_size: int
+    max_positions: int
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """Returns the hidden states that enter these layers with every forward from here on, as `taps`; none

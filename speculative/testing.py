@@ -1,30 +1,20 @@
-"""Importable fakes for tests: a tiny model, a drafter with known outcomes, and a reference decoder.
+"""An importable fake for tests: a tiny model, which needs neither weights nor transformers.
 
-Nothing here needs weights or transformers. `TinyModel` scores depend on every slot a query can see, and slots
-that were never written hold poison, so a cache or mask that is off by one changes the text. `decode` is the
-reference: one sequence at a time, no cache, no batch, no draft. Tests compare the engine with it for every
-drafter; the two share only the logits processors and, above temperature 0, the noise.
+Its scores depend on every slot a query can see, and slots that were never written hold poison, so a cache or
+mask that is off by one changes the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from copy import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .protocols import Drafter, Processor
-from .requests import Mode, Request
-from .rounds.sampling import penalise, perturbed
-from .rows import Rows
-from .types import Draft, Paths, Prefilled, Prefix, Scores
+from .types import Paths, Prefilled, Scores
 
 POISON = 1e3
-
-Forward = Callable[[Tensor], Tensor]
-"""Token ids `[L]` -> logits `[L, V]` of the whole prefix."""
 
 
 class TinyModel:
@@ -66,15 +56,6 @@ class TinyModel:
         if layers not in ((), (-1,)):
             raise ValueError(f"layers {layers} cannot be tapped: only the final state, -1, can")
         self.taps = layers
-
-    def renumbered(self, ids: Sequence[int], listed: Sequence[int] | None = None) -> TinyModel:
-        """The same model with other ids: its token i is this one's token `ids[i]`; some may be left out, or
-        occur twice. `listed` are the only tokens that it has, in its own ids."""
-        made = copy(self)
-        made.vocab_size, chosen = len(ids), torch.tensor(ids)
-        made.embedding, made.head = self.embedding[chosen], self.head[:, chosen]
-        made.listed = None if listed is None else torch.tensor(listed)
-        return made
 
     def allocate(self, batch: int, slots: int) -> None:
         self.values = torch.full((batch, slots, self.head.shape[0]), POISON, dtype=torch.float64)
@@ -136,62 +117,3 @@ class TinyModel:
         sees = torch.zeros((*slots.shape[:2], reach), dtype=torch.bool)
         sees.scatter_(2, torch.where(counted, slots, own), True)
         return self._read(self.values[:rows, :reach], sees, self.encoder_states[:rows]).logits
-
-
-class ScriptedDrafter(Drafter):
-    """Proposes the tokens of a script: `scripts[tag]` is the row's whole text, or a wrong guess of it.
-
-    With the true continuation in the script every draft is accepted; tests force any acceptance
-    pattern by changing tokens of it.
-    """
-
-    def __init__(self, scripts: dict[Any, Sequence[int]], fill: int = 0) -> None:
-        self.scripts, self.fill = scripts, fill
-        self.script = torch.empty(0)
-
-    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
-        self.script = torch.full((batch, 2 * slots), self.fill, dtype=torch.int64, device=device)
-
-    def admit(
-        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
-    ) -> None:
-        for row, request in zip(rows.tolist(), requests, strict=True):
-            text = [*request.prompt, *self.scripts[request.tag]]
-            self.script[row] = self.fill
-            self.script[row, : len(text)] = torch.tensor(text)
-
-    def propose(self, rows: Rows, gamma: int) -> Draft:
-        index = rows.lengths[:, None] + torch.arange(gamma, device=rows.lengths.device)
-        return Draft(self.script.gather(1, index), torch.full_like(rows.lengths, gamma))
-
-
-@torch.inference_mode()
-def decode(
-    forward: Forward,
-    request: Request,
-    *,
-    eos: Iterable[int],
-    max_tokens: int,
-    processors: Iterable[Processor] = (),
-) -> tuple[int, ...]:
-    """Tokens generated after `request.prompt`, end-of-text included where it comes."""
-    ends, tokens = set(eos), list(request.prompt)
-    begin, limit = len(tokens), max_tokens
-    if request.max_new_tokens is not None:
-        limit = min(limit, begin + request.max_new_tokens)
-    row = Rows.empty(1, limit, torch.device("cpu"))
-    row.mode = Mode.of([request])
-    row.sample_as([request])
-    while len(tokens) < limit:
-        prefix = torch.tensor(tokens)
-        logits = forward(prefix)[-1][None, None].float()  # [1, 1, V]
-        view = Prefix(prefix[None], torch.tensor([[len(tokens) - 1]]), torch.tensor([begin]))
-        for processor in processors:
-            logits = processor(logits, view)
-        if row.mode.penalised:
-            logits = penalise(row, logits, view)
-        drawn = perturbed(row, logits, torch.tensor([[len(tokens)]]))
-        tokens.append(int(drawn[0, 0].argmax()))
-        if tokens[-1] in ends:
-            break
-    return tuple(tokens[begin:])

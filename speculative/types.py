@@ -103,11 +103,8 @@ class Level:
         """All of their texts, in order."""
         if len(levels) == 1:
             return levels[0]
-        return Level(*(torch.cat(values, 1) for values in zip(*map(_fields, levels), strict=True)))
-
-
-def _fields(level: Level) -> tuple[Tensor, ...]:
-    return (level.written, level.paths, level.lengths, level.sums, level.parents)
+        fields = zip(*(vars(level).values() for level in levels), strict=True)
+        return Level(*(torch.cat(values, 1) for values in fields))
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,6 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # sentencepiece's mark of a space
 
 
-def _byte_letters() -> dict[str, int]:
-    """The byte of each letter in GPT-2's vocabulary and its successors: printable bytes stand for
-    themselves, the others are letters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_LETTERS = _byte_letters()
-
-
 class Vocabulary:
     """The tokens of one model."""
 
@@ -105,11 +93,13 @@ class Vocabulary:
         return self._data[token]
 
     def _bytes(self, token: int) -> bytes:
+        from forescribe.speculative.models.vocabularies import BYTES
+
         text = self.tokenizer.convert_ids_to_tokens(token)
         if text is None or token in self.specials:  # None: room in the model without a token
             return b""
-        if self._byte_level and all(letter in _LETTERS for letter in text):
-            return bytes(_LETTERS[letter] for letter in text)
+        if self._byte_level and BYTES.keys() >= set(text):
+            return bytes(map(BYTES.__getitem__, text))
         byte = _BYTE.fullmatch(text)
         if byte:
             return bytes.fromhex(byte[1])

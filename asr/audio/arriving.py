@@ -9,7 +9,6 @@ to convert it, because it would be decoded as noise. Knows nothing of speech.
 from __future__ import annotations
 
 import queue
-import re
 import struct
 import threading
 import time
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from ..errors import AudioError, UsageError, how_to_install
 from ..formats.transcript_parts import Notice
 from .containers import Pcm, Reader, check_format, scaled
-from .opening import is_known
+from .opening import NAME, is_known
 from .reading import Recording, open_audio
 
 Samples = NDArray[np.float32]
@@ -54,8 +53,6 @@ KINDS = (
     (0, b"RF64", "wav of more than 4 GB"),
 )
 """First bytes of what is no wav file and no samples, with their place."""
-
-_CHUNK = re.compile(rb"[A-Za-z_][A-Za-z0-9_ ]{3}")
 
 
 class ByteSource(Protocol):
@@ -249,7 +246,7 @@ class _PipeReader(Reader):
                 self._skip(max(0, size - HEAD) + size % 2)
             elif name == b"RIFF":
                 self._take(4)
-            elif _CHUNK.fullmatch(name):
+            elif NAME.fullmatch(name):
                 self._skip(size + size % 2)
             else:
                 text = f"{self._name}: what follows the samples of the wav file is not read"

@@ -16,11 +16,11 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from ..errors import AudioError, ForescribeError, visible
 from ..formats.transcript_parts import SAMPLE_RATE
@@ -55,7 +55,7 @@ NO_ROOM = ("audio_too_long", "storage_full")
 """Where the samples do not fit into the spool, though the header promised it, or not on its disk."""
 
 
-class ReaderPool:
+class ReaderPool(AbstractContextManager["ReaderPool"]):
     """`readers` children at a time; `cutting` None only decodes. To be used from one thread."""
 
     def __init__(
@@ -75,9 +75,6 @@ class ReaderPool:
             memory_bytes=MEMORY_BYTES,
             demuxers=DEMUXERS,
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -77,19 +77,6 @@ class DecodingContext:
         device = self.whisper.device
         self.watch, self.side = Stopwatch(device), SideStream(device)
 
-    @classmethod
-    def of(
-        cls,
-        whisper: SpeechModel,
-        batch: int,
-        gamma: int | None,
-        detector: Detector | None,
-        beam_size: BeamSize | None = None,
-    ) -> DecodingContext:
-        """With a new engine, of `batch` slots; `beam_size` None is the model's own."""
-        engine = _engine(whisper, batch, gamma)
-        return cls(whisper, engine, beam_size or whisper.beams, gamma, detector)
-
     def resize(self, size: int) -> None:
         """Decode `size` windows at a time from now on, in every transcriber that shares this; nothing may be
         under way. Where memory runs out there is no engine any more, and another size may be tried."""
@@ -99,7 +86,7 @@ class DecodingContext:
             self._ended = []
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self.engine = _engine(whisper, size, self.gamma)
+        self.engine = engine_of(whisper, size, self.gamma)
         self.watch = Stopwatch(whisper.device)
 
     @property
@@ -276,7 +263,7 @@ def _encoded_together(
 # -- the engine -----------------------------------------------------------------------------------------
 
 
-def _engine(whisper: SpeechModel, batch: int, gamma: int | None) -> Engine:
+def engine_of(whisper: SpeechModel, batch: int, gamma: int | None) -> Engine:
     """An engine of `batch` slots. Where shapes are compiled, every one is now, before there is work that
     would wait for it."""
     drafter = None if gamma == 0 else _drafter(whisper, gamma)

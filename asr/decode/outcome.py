@@ -47,7 +47,7 @@ TEXTS = 10
 def outcome_of(recording: Submission) -> Outcome:
     """The outcome of a complete recording: an error where no window could be decoded, or where an
     exception prevents the transcript; neither of a part of a live item. A listener gets the windows too."""
-    recording.time_words()
+    recording.timer.run()  # also words of other recordings that share it
     outcome, wall = Outcome(recording.source), recording.wall_s
     if recording.whole:
         try:

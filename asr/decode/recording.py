@@ -116,7 +116,7 @@ class Submission(RecordingState):
         self.phases: PhaseTimes | None = None
         self.whole = self._from.whole  # whether its windows are all of a recording
         batch = None if self._from.groups else context.engine.batch
-        self._timer = timer or WordTimer(context, bound.options.task, batch)
+        self.timer = timer or WordTimer(context, bound.options.task, batch)
         # By the reader:
         self.window_count = 0  # windows found so far
         self.fully_read = False  # no window will follow
@@ -133,7 +133,7 @@ class Submission(RecordingState):
 
     def time_phases(self, phases: PhaseTimes | None) -> None:
         """Have the times of its phases written; call it before the recording is queued."""
-        self.phases = self._timer.phases = phases
+        self.phases = self.timer.phases = phases
 
     # -- on a reader's thread ---------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class Submission(RecordingState):
             pending.states = states
             tail = rest is not None and total(rest.voiced or ()) < TAIL
             pending.spoken = (pending.window if tail else pending.ended).length
-            self._timer.add(pending)
+            self.timer.add(pending)
         else:
             pending.free()
         self._add(pending)
@@ -375,13 +375,9 @@ class Submission(RecordingState):
         """The group whose last missing window this was; its words are timed now."""
         for k, group in self._from.groups.items():
             if pending.ended.index in group and self._over.issuperset(group):
-                self._timer.run(group)
+                self.timer.run(group)
                 return k
         return None
-
-    def time_words(self) -> None:
-        """Time the words of all windows that wait for that, also of others that share the timer."""
-        self._timer.run()
 
     @property
     def wall_s(self) -> float:
@@ -399,7 +395,7 @@ class Submission(RecordingState):
         self.outcome, self.settled, self.stopped = outcome, True, True
         for pending in list(self.in_engine):
             self._drop(pending)
-        self._timer.forget(self)
+        self.timer.forget(self)
 
     def _drop(self, pending: PendingWindow) -> None:
         """Remove a window from the engine; its row is free at once."""

@@ -40,7 +40,7 @@ from ..model.speech_model import SpeechModel
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
 from .analysis import DetectedLanguage, align, align_window, detect_language
-from .context import DecodingContext
+from .context import DecodingContext, engine_of
 from .driver import Driver, ReadAhead
 from .options import Guards, Options
 from .planned import Group, restored
@@ -76,7 +76,8 @@ class Transcriber:
         detector: Detector | None = None,
         beam_size: BeamSize | None = None,
     ) -> None:
-        self.context = DecodingContext.of(whisper, batch, gamma, detector, beam_size)
+        engine, searched = engine_of(whisper, batch, gamma), beam_size or whisper.beams
+        self.context = DecodingContext(whisper, engine, searched, gamma, detector)
 
     @classmethod
     @loading()

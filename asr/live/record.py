@@ -9,11 +9,12 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -42,7 +43,7 @@ COUNTED = ("windows", "tokens", "rounds", "drafted", "accepted", "wall_s")
 """Statistics of a transcript that add up."""
 
 
-class LiveRecord:
+class LiveRecord(AbstractContextManager["LiveRecord"]):
     """A context manager, which closes the file of samples. `sample_count` are those of the stream so far.
     Raises OutputError where samples are kept and the file cannot be written."""
 
@@ -54,9 +55,6 @@ class LiveRecord:
                 self._file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))
         self._items: list[tuple[int, Transcript]] = []
         self._lost: list[Span] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:

@@ -122,10 +122,6 @@ class SpeechLLM:
     shared_encoder: ClassVar[bool] = False
     prompt_room: ClassVar[int] = PROMPT_ROOM
 
-    @property
-    def drafting(self) -> bool:
-        return bool(self.drafts)
-
     def decoder(self) -> SlotModel:
         """The text tower, on its engine."""
         return causal_decoder(

@@ -29,7 +29,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from forescribe.speculative.models.vocabularies import NONE, TokenMap
+from forescribe.speculative.models.vocabularies import BYTES, LETTERS, NONE, TokenMap
 
 from .languages import ALIKE, LANGUAGES
 from .tokens import TokenSettings
@@ -50,18 +50,6 @@ LEAST_SHARED = 0.5
 """The share of the smaller text vocabulary that both must have. `.en` models and the others share 58 % of
 their text tokens, which are 99 % of English text (29,380 of 50,256; of 111,016 tokens of documentation)."""
 
-_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
-
-LETTERS: Mapping[int, str] = {
-    **{byte: chr(byte) for byte in _PRINTABLE},
-    **{byte: chr(256 + index) for index, byte in enumerate(_OTHERS)},
-}
-"""GPT-2's printable character for each byte."""
-
-BYTES: Mapping[str, int] = {letter: byte for byte, letter in LETTERS.items()}
-"""The byte of each of those characters."""
-
 SPACE = LETTERS[ord(" ")]
 """The name of a space."""
 
@@ -78,9 +66,7 @@ class WhisperVocabulary:
     def of(cls, settings: TokenSettings, tokenizer: Any) -> WhisperVocabulary:
         """The vocabulary of a folder's settings and tokenizer. Raises ValueError for a tokenizer that names
         no end or start."""
-        names: dict[int, str] = {}
-        for name, token_id in tokenizer.get_vocab().items():
-            names[token_id] = name
+        names: dict[int, str] = {number: name for name, number in tokenizer.get_vocab().items()}
         size, stamp = settings.size, f"<|{0:.2f}|>"
         ids = {name: token_id for token_id, name in names.items()}
         for needed in (END, START):
@@ -198,12 +184,11 @@ def _token(
 
 def _partners(target: WhisperVocabulary, draft: WhisperVocabulary) -> dict[int, int]:
     """The draft's id of each target id that means the same."""
-    found = {}
-    for token, target_id in target.ids.items():
-        draft_id = draft.ids.get(token)
-        if draft_id is not None and not _unread(token, target, draft):
-            found[target_id] = draft_id
-    return found
+    return {
+        target_id: draft.ids[token]
+        for token, target_id in target.ids.items()
+        if token in draft.ids and not _unread(token, target, draft)
+    }
 
 
 def _unread(token: Token, target: WhisperVocabulary, draft: WhisperVocabulary) -> bool:

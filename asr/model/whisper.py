@@ -72,11 +72,6 @@ class Whisper:
         return target_decoder(self.target, self.engine, self.device)
 
     @property
-    def drafting(self) -> bool:
-        """Whether there is a model that drafts."""
-        return bool(self.drafts)
-
-    @property
     def shared_encoder(self) -> bool:
         """Whether the first draft uses the encoder states of the target."""
         return bool(self.drafts) and self.drafts[0].shared_encoder

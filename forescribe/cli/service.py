@@ -145,13 +145,8 @@ def worker(**values: Any) -> None:
         run_worker(settings, listening, idle_s)
 
 
-class Scope(StrEnum):
-    """What a key may be for, as in `api.access.keys`."""
-
-    AUDIO = "audio"
-    TEXT = "text"
-    JOBS = "jobs"
-    METRICS = "metrics"
+Scope = StrEnum("Scope", "audio text jobs metrics")
+"""What a key may be for, as in `api.access.keys`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,13 +170,12 @@ def key(**values: Any) -> None:
     from forescribe.api.access.keys import digest, new_key
 
     options = KeyOptions(**values)
-    rights: dict[str, Any] = {}
-    if options.scope:
-        rights["scopes"] = options.scope
-    if options.expires is not None:
-        rights["expires"] = options.expires.date()
-    if options.max_requests is not None:
-        rights["max_requests"] = options.max_requests
+    asked = {
+        "scopes": options.scope,
+        "expires": options.expires and options.expires.date(),
+        "max_requests": options.max_requests,
+    }
+    rights = {name: right for name, right in asked.items() if right}
     value = new_key()
     typer.echo(value)
     typer.echo(_lines(options.name, digest(value), rights), err=True)

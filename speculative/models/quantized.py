@@ -251,21 +251,6 @@ def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def stored_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `float_weights` reads as these tensors: those of two or more dimensions rounded to int8, beside
-    their scales in float32, the others in float16."""
-    stored: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        if tensor.dim() < 2:
-            stored[name] = tensor.half().contiguous()
-            continue
-        integers, scale = rounded(tensor.detach().float().flatten(1))
-        if name != POSITIONS or not integers.equal(rounded(sinusoids(*tensor.shape))[0]):
-            stored[name] = integers.view(tensor.shape).contiguous()
-        stored[name + SCALE] = scale.contiguous()
-    return stored
-
-
 def sinusoids(length: int, width: int) -> Tensor:
     """The positions `[length, width]` of Whisper's encoder: sines, then cosines, with periods from 2 pi to
     20,000 pi, in float16 as published, as float32. In double precision: OpenAI's are those to the bit."""

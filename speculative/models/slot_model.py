@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from ..protocols import Model, NodeModel
-from ..types import Paths, Prefilled, Scores
+from ..protocols import BeamModel, Model, NodeModel, SharedHeadModel
+from ..types import Paths
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Places(NamedTuple):
     mask: Tensor  # [B, 1, N, reach], additive
 
 
-class SlotModel(ABC):
-    """Implements the slots, positions and masks of `speculative.protocols.Model`."""
+class SlotModel(BeamModel, SharedHeadModel, ABC):
+    """Implements the slots, positions and masks of a `Model`."""
 
     engine: ClassVar[str]
     """What runs the forward: a name of `engines.ModelEngine`."""
@@ -107,39 +107,9 @@ class SlotModel(ABC):
             return None
         return torch.stack([states[layer] for layer in self.taps], dim=2)
 
-    @abstractmethod
-    def embed(self, tokens: Tensor) -> Tensor:
-        """See `SharedHeadModel.embed`."""
-
-    @abstractmethod
-    def head(self, states: Tensor) -> Tensor:
-        """See `SharedHeadModel.head`."""
-
-    @abstractmethod
-    def allocate(self, batch: int, slots: int) -> None:
-        """See `Model.allocate`."""
-
     def release(self) -> None:
         """Frees the cache."""
         self.cache = None
-
-    @abstractmethod
-    def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
-    ) -> Prefilled:
-        """See `Model.prefill`."""
-
-    @abstractmethod
-    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
-        """See `Model.score`."""
-
-    @abstractmethod
-    def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
-        """See `BeamModel.score_paths`."""
 
     def known_tokens(self, tokens: Tensor) -> Tensor:
         """The tokens as they are read; of a draft, in place of those that it does not have, another one."""

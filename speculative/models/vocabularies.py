@@ -2,13 +2,13 @@
 
 A `MappedVocabulary` is a `Model` of the target's vocabulary around a model of another one: ids are translated
 on their way in, logits and drafted ids on their way out, by lookups of fixed shape. A `TokenMap` says which
-token stands for which; what has no partner has the logit -inf and is never drafted. Knows ids and an adapter;
-nothing of texts, tokenizers or families of models.
+token stands for which; what has no partner has the logit -inf and is never drafted. Knows ids, an adapter
+and the letters in which tokenizers write bytes; nothing of texts or families of models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -23,6 +23,18 @@ from .slot_model import SlotModel, score_at
 
 NONE = -1
 """In place of a target id: the draft's token has no partner."""
+
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+
+LETTERS: Mapping[int, str] = {
+    **{byte: chr(byte) for byte in _PRINTABLE},
+    **{byte: chr(256 + index) for index, byte in enumerate(_OTHERS)},
+}
+"""GPT-2's printable character for each byte."""
+
+BYTES: Mapping[str, int] = {letter: byte for byte, letter in LETTERS.items()}
+"""The byte of each of those characters."""
 
 Head = Sequence[int] | None
 """The only tokens, in the draft's ids, that its head has; None: all."""
@@ -50,6 +62,7 @@ class MappedVocabulary:
         assert inner.vocab_size == len(token_map.to_target)
         heads = range(inner.vocab_size) if inner.listed is None else inner.listed.tolist()
         self.inner, self.token_map = inner, token_map
+        self.vocab_size, self.max_positions = len(token_map.to_draft), inner.max_positions
         self._to_draft = torch.tensor(token_map.to_draft, device=inner.device)
         self._to_target = torch.tensor(token_map.to_target, device=inner.device)
         known = frozenset(token_map.to_target[draft] for draft in heads)
@@ -59,14 +72,6 @@ class MappedVocabulary:
         """The only tokens with finite logits, ascending; None: all."""
         if any(absent):
             self.listed = torch.tensor(sorted(known), device=inner.device)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.token_map.to_draft)
-
-    @property
-    def max_positions(self) -> int:
-        return self.inner.max_positions
 
     def tap(self, layers: tuple[int, ...]) -> None:
         self.inner.tap(layers)

@@ -16,7 +16,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int6
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -293,55 +293,48 @@ class Norm(Structure):
     _fields_ = [("scale", c_void_p), ("shift", c_void_p)]
 
 
+def _of(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
+    """Fields of one type."""
+    return [(name, kind) for name in names.split()]
+
+
 class WhisperLayer(Structure):
     _fields_ = [
         ("self_norm", Norm),
-        ("qkv", Linear),
-        ("self_out", Linear),
+        *_of(Linear, "qkv self_out"),
         ("cross_norm", Norm),
-        ("cross_query", Linear),
-        ("cross_out", Linear),
+        *_of(Linear, "cross_query cross_out"),
         ("ffn_norm", Norm),
-        ("up", Linear),
-        ("down", Linear),
-        ("cross_key", c_void_p),
-        ("cross_key_bias", c_void_p),
+        *_of(Linear, "up down"),
+        *_of(c_void_p, "cross_key cross_key_bias"),
         ("cross_value", Linear),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("cross_keys", c_void_p),
-        ("cross_values", c_void_p),
+        *_of(c_void_p, "keys values cross_keys cross_values"),
     ]
 
 
 class Whisper(Structure):
     family: ClassVar = "whisper"
     _fields_ = [
-        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "vocab", "positions",
-                                       "sources", "outputs", "batch", "slots")),
-        *((name, c_int32) for name in ("weight_storage", "cache_storage", "cross_storage",
-                                       "activation")),
+        *_of(c_int64, "width heads layers ffn vocab positions sources outputs batch slots"),
+        *_of(c_int32, "weight_storage cache_storage cross_storage activation"),
         ("eps", c_float),
         ("embedding", Linear),
         ("position", c_void_p),
         ("norm", Norm),
         ("head", Linear),
         ("layer", c_void_p),
-    ]  # fmt: skip
+    ]
 
 
 class CausalLayer(Structure):
     _fields_ = [
         ("input_norm", c_void_p),
         ("qkv", Linear),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
+        *_of(c_void_p, "query_norm key_norm"),
         ("out", Linear),
         ("post_norm", c_void_p),
-        ("gate_up", Linear),
-        ("down", Linear),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        *_of(Linear, "gate_up down"),
+        *_of(c_void_p, "keys values"),
         ("window", c_int64),
         ("rotary", c_int32),
     ]
@@ -350,36 +343,32 @@ class CausalLayer(Structure):
 class Causal(Structure):
     family: ClassVar = "causal"
     _fields_ = [
-        *((name, c_int64) for name in ("width", "heads", "key_heads", "head", "layers", "ffn", "vocab",
-                                       "outputs", "columns", "positions", "batch", "slots")),
-        *((name, c_int32) for name in ("weight_storage", "cache_storage", "activation")),
-        *((name, c_float) for name in ("eps", "scale", "embedding_scale", "residual_scale",
-                                       "logits_scale")),
+        *_of(c_int64, "width heads key_heads head layers ffn vocab outputs columns positions"),
+        *_of(c_int64, "batch slots"),
+        *_of(c_int32, "weight_storage cache_storage activation"),
+        *_of(c_float, "eps scale embedding_scale residual_scale logits_scale"),
         ("embedding", Linear),
-        *((name, c_void_p) for name in ("cosine", "sine", "norm")),
+        *_of(c_void_p, "cosine sine norm"),
         ("projection", Linear),
         ("layer", c_void_p),
-    ]  # fmt: skip
+    ]
 
 
 class EncoderLayer(Structure):
     _fields_ = [
         ("attention_norm", Norm),
-        *((name, Linear) for name in ("query", "key", "value", "out")),
+        *_of(Linear, "query key value out"),
         ("ffn_norm", Norm),
-        ("up", Linear),
-        ("down", Linear),
+        *_of(Linear, "up down"),
     ]
 
 
 class Encoder(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "mels", "sources")),
-        ("weight_storage", c_int32),
-        ("activation", c_int32),
+        *_of(c_int64, "width heads layers ffn mels sources"),
+        *_of(c_int32, "weight_storage activation"),
         ("eps", c_float),
-        ("conv1", Linear),
-        ("conv2", Linear),
+        *_of(Linear, "conv1 conv2"),
         ("position", c_void_p),
         ("norm", Norm),
         ("layer", c_void_p),
@@ -388,35 +377,30 @@ class Encoder(Structure):
 
 class Step(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("batch", "nodes", "reach", "path_slots")),
-        *((name, c_void_p) for name in ("tokens", "embedded", "start", "rows", "paths", "lengths", "node",
-                                        "logits", "hidden", "tap_layers")),
+        *_of(c_int64, "batch nodes reach path_slots"),
+        *_of(c_void_p, "tokens embedded start rows paths lengths node logits hidden tap_layers"),
         ("tap_count", c_int64),
-        ("taps", c_void_p),
-        ("queries", c_void_p),
-        ("workspace", c_void_p),
+        *_of(c_void_p, "taps queries workspace"),
         ("workspace_bytes", c_int64),
         ("threads", c_int32),
-    ]  # fmt: skip
+    ]
 
 
 class Draft(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("depths", "columns")),
-        *((name, c_void_p) for name in ("active", "ids", "tokens", "start", "logprobs",
-                                         "belief")),
+        *_of(c_int64, "depths columns"),
+        *_of(c_void_p, "active ids tokens start logprobs belief"),
         ("drafted", c_int64),
         ("confidence", c_float),
-    ]  # fmt: skip
+    ]
 
 
 class ChoiceRecord(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("count", "vocab", "split", "kinds")),
-        *((name, c_void_p) for name in ("logits", "bias", "kind", "low", "high", "joint", "tokens",
-                                        "logprobs")),
+        *_of(c_int64, "count vocab split kinds"),
+        *_of(c_void_p, "logits bias kind low high joint tokens logprobs"),
         ("threads", c_int32),
-    ]  # fmt: skip
+    ]
 
 
 _SIGNATURES = {

@@ -14,12 +14,13 @@ from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.heads.formats import load_mtp
 from forescribe.speculative.models.heads.records import TargetShape
-from forescribe.speculative.models.quantized import as_floats, stored_int8
+from forescribe.speculative.models.quantized import as_floats
 from forescribe.text.generator import TextGenerator
 from forescribe.text.language_model import load
 from forescribe.text.streaming import Options
 from tests.speculative.drafters.heads import published
 from tests.text.language_models import write
+from training.stored import stored_int8
 
 WEIGHTS = "model.safetensors"
 PROMPTS = ["the other", "on and on and on"]

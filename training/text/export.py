@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from forescribe.speculative.models.quantized import stored_int8
 from forescribe.text.language_model import read_weights
 from training.paths import BUNDLED
+from training.stored import stored_int8
 from training.text import model as pair
 from training.text.tokenizer import WORK, load
 

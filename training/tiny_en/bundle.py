@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from forescribe.asr.model.presets import locate
 from forescribe.speculative.drafters.model_drafter import TOKENS_FILE
-from forescribe.speculative.models.quantized import BORROWED, stored_int8
+from forescribe.speculative.models.quantized import BORROWED
 from training.paths import BUNDLED
+from training.stored import stored_int8
 
 TARGET, DRAFT = "tiny.en", "tiny.en-draft"
 TOKENIZER = "tokenizer.json"

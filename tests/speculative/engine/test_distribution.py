@@ -24,6 +24,7 @@ from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds import sampling as noise
 from forescribe.speculative.testing import TinyModel
+from tests.speculative.plain import with_ids
 
 pytestmark = pytest.mark.nightly
 
@@ -54,7 +55,7 @@ def renumbered() -> MappedVocabulary:
     token for 3."""
     model = TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5)
     ids = TokenMap(to_draft=(4, 1, 0, 1), to_target=(2, 3, NONE, NONE, 0))
-    return mapped(lambda head: model.renumbered((2, 3, 1, 1, 0), head), ids)
+    return mapped(lambda head: with_ids(model, (2, 3, 1, 1, 0), head), ids)
 
 
 def drafter(name: str | None) -> Drafter | None:

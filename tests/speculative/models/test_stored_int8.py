@@ -25,9 +25,9 @@ from forescribe.speculative.models.quantized import (
     as_floats,
     float_weights,
     sinusoids,
-    stored_int8,
 )
 from tests.asr.model import folders
+from training.stored import stored_int8
 
 WEIGHTS = "model.safetensors"
 

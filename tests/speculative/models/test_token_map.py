@@ -24,6 +24,7 @@ from forescribe.speculative.models.vocabularies import (
 from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft
+from tests.speculative.plain import with_ids
 
 from ..native import cases
 from ..native.cases import SLOTS, VOCAB, Seen, Shape, model, states
@@ -181,7 +182,7 @@ def test_reading_and_writing_logits_agree_with_the_map(ids: TokenMap, seed: int)
     """By a loop over the tokens, for any map."""
     W, V = len(ids.to_target), len(ids.to_draft)
     tiny = TinyModel(vocab=W, width=6, seed=seed)
-    made = mapped(lambda head: tiny.renumbered(range(W), head), ids)
+    made = mapped(lambda head: with_ids(tiny, range(W), head), ids)
     made.allocate(1, 8)
     text = [t % V for t in (seed, 3, 5)]
     made.prefill(torch.tensor([0]), torch.tensor([text[:2]]), [None])

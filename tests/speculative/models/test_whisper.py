@@ -15,7 +15,6 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Re
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.weights import same_encoder
-from forescribe.speculative.testing import decode
 from tests.speculative.models.whispers import (
     EOS,
     NO_TIMESTAMPS,
@@ -25,6 +24,7 @@ from tests.speculative.models.whispers import (
     forward,
     whisper,
 )
+from tests.speculative.plain import decode
 
 POSITIONS = 40
 ENGINES = {"lean": LeanWhisperDecoder, "modules": WhisperDecoder}

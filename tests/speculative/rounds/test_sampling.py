@@ -25,8 +25,9 @@ from forescribe.speculative.requests import Mode, Sampling
 from forescribe.speculative.rounds import sampling as thresholds
 from forescribe.speculative.rounds.sampling import bound, penalise, perturbed
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel, decode
+from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
+from tests.speculative.plain import decode
 
 CPU = torch.device("cpu")
 
