@@ -16,7 +16,7 @@ import math
 import re
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
@@ -40,6 +40,9 @@ context of 131,072 fits. Five million empty lists took 11 s, in which no other r
 
 MAX_BYTES = 64 << 10
 """Of a body with a few fields."""
+
+MAX_NAME = 255
+"""Letters of a text that may be the name of a file in place of its content."""
 
 FIELDS = 64
 FIELD_BYTES = 16 << 20
@@ -83,7 +86,7 @@ def text(value: str, param: str) -> str:
     return value
 
 
-def label(name: str, max_length: int = 255) -> str | None:
+def label(name: str, max_length: int = MAX_NAME) -> str | None:
     """A name for people, as it can be stored and shown; None if nothing of it is left. What is too long is
     cut before the ending of its file, with an ellipsis."""
     text = "".join(filter(str.isprintable, name)).strip()
@@ -284,11 +287,28 @@ def _checked(data: FormData, file_field: str) -> Form:
             raise ApiError("invalid_value", text, param=name)
         else:
             file, file_name = value.file, value.filename
+            if file_name is None:
+                _check_recording(value.file, file_field)
     # Browsers, curl and httpx escape these three characters, as WHATWG's HTML specifies, and no others; line
     # breaks become spaces.
     for escaped, plain in (("%22", '"'), ("%0D", " "), ("%0A", " ")):
         file_name = file_name and file_name.replace(escaped, plain)
     return Form(tuple(fields), file, file_name)
+
+
+def _check_recording(file: BinaryIO, field: str) -> None:
+    """Raises ApiError `invalid_audio` for a short text, as `curl -F file=memo.flac` sends the name of one."""
+    start = file.read(MAX_NAME + 1)
+    file.seek(0)
+    with suppress(UnicodeDecodeError):
+        text = start.decode()
+        if 0 < len(text) <= MAX_NAME and text.isprintable():
+            raise ApiError(
+                "invalid_audio",
+                f"{field}: this is a text of {len(text)} letters ({text!r}), no recording; was the @ before "
+                f"the name of a file forgotten? With curl: -F {field}=@{text}",
+                param=field,
+            )
 
 
 async def _limited(request: Request, maximum: int) -> AsyncGenerator[bytes, None]:

@@ -71,6 +71,11 @@ Known = Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)]
 
 OBJECTS = frozenset({"chunking_strategy", "expires_after"})
 
+OF_SPEAKERS = frozenset(
+    "diarize diarise diarization speaker_labels num_speakers min_speakers max_speakers".split()
+)
+"""Names that other services have for what `diarized_json` asks for; a job has some of these fields."""
+
 _NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 FormT = TypeVar("FormT", bound=BaseModel)
@@ -271,6 +276,9 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
         match = _NAME.fullmatch(field)
         name, key = match.groups() if match else (field, None)
         if name not in known:
+            if name in OF_SPEAKERS and "known_speaker_names" in known and "diarize" not in known:
+                there = "response_format=diarized_json says who speaks, POST /v1/jobs takes num_speakers too"
+                raise ApiError("invalid_value", f"unknown field {name!r}; {there}", param=name)
             raise unknown(name, ("file", *known))
         text(value, name)
         if value.strip() in ("", "null"):

@@ -46,8 +46,9 @@ class DiarizeOptions(RunOptions, SpeakerOptions):
     output_format: str = like(
         RunOptions,
         "output_format",
-        "Comma-separated list of rttm and json; with --transcript of all formats of `transcribe`.",
+        "rttm and json; with --transcript all formats of `transcribe`.",
         default=FORMATS,
+        shown=FORMATS,
     )
     transcript: str | None = opt(
         INPUT,

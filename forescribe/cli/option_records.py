@@ -11,6 +11,7 @@
     def greet(**values: Any) -> None:
         options = GreetOptions(**values)
 
+A value whose word ends with `,...` is a list with commas, and an option that is repeated makes it longer.
 An option is declared once, in a record that several commands inherit; `like` takes a single option from
 such a record, with other words or another default. A record checks its values in `__post_init__`, so that
 a command never sees a combination that is impossible.
@@ -26,8 +27,9 @@ import inspect
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import wraps
 from itertools import islice
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -87,6 +89,9 @@ FOREIGN: Mapping[str, str] = {
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
+LISTED = ",..."
+"""The end of the word for a value that is a list."""
+
 REQUIRED: Any = MISSING
 """The default of an option that has to be given."""
 
@@ -100,6 +105,11 @@ class Declaration:
     help: str
     shown: str | None  # the default in words, where the value says nothing
     bounds: Mapping[str, float]
+
+    @property
+    def listed(self) -> bool:
+        """Whether the value is a list with commas, of which each `-f` that is typed is a part."""
+        return self.names.endswith(LISTED)
 
     def parameter(self, field: str, *, switch: bool) -> Any:
         """The declaration of a field as typer takes it in an annotation."""
@@ -159,13 +169,19 @@ def takes(record: type) -> Callable[[Command], Command]:
 
     def declare(command: Command) -> Command:
         hints = get_type_hints(record)
+        listed = {field.name for field in fields(record) if field.metadata["cli"].listed}
+
+        @wraps(command)
+        def joining(**values: Any) -> None:
+            command(**{k: ",".join(v) if v and k in listed else v for k, v in values.items()})
+
         parameters = [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                default=_default(field, listed=field.name in listed),
                 annotation=Annotated[
-                    hints[field.name],
+                    list[str] if field.name in listed else hints[field.name],
                     field.metadata["cli"].parameter(
                         field.name, switch=hints[field.name] in (bool, bool | None)
                     ),
@@ -173,9 +189,9 @@ def takes(record: type) -> Callable[[Command], Command]:
             )
             for field in fields(record)
         ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        return command
+        joining.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        joining.__annotations__ = {p.name: p.annotation for p in parameters}
+        return cast(Command, joining)
 
     return declare
 
@@ -220,10 +236,11 @@ class SectionedCommand(TyperCommand):
             row = parameter.get_help_record(ctx)
             if row is not None:
                 section = getattr(parameter, "rich_help_panel", None) or "Other"
-                # Other programs' names for an option stand in the reference alone.
                 names = re.sub(r"(--[\w-]+)(?:, --[\w-]+)+", r"\1", row[0])
                 names = re.sub(r"--([\w-]+) / --no-\1\b", r"--[no-]\1", names)
-                rows.setdefault(section, []).append((names, row[1]))
+                also = ", ".join([name for name in parameter.opts if len(name) > 2][1:])
+                help = f"{row[1]}  [also {also}]" if also else row[1]
+                rows.setdefault(section, []).append((names, help))
         for section, lines in rows.items():
             if lines:
                 with formatter.section(section):
@@ -262,6 +279,12 @@ def _switched(flag: str, value: str, name: str, off: str | None) -> str:
     if value.lower() != "false" or off is None:
         raise UsageError(f"{flag} is {'True or False' if off else 'a flag'}, not {value!r}")
     return off
+
+
+def _default(field: Any, *, listed: bool) -> Any:
+    if field.default is MISSING:
+        return inspect.Parameter.empty
+    return field.default.split(",") if listed and field.default else field.default
 
 
 def _metavar(parameter: Any) -> str:

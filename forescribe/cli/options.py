@@ -66,9 +66,10 @@ class RunOptions:
     )
     output_format: str = opt(
         OUTPUT,
-        "-f FORMATS",
-        "Any of txt,srt,vtt,tsv,json,rttm,md,docx, separated by commas, or all: the first five.",
+        "-f FORMAT,...",
+        "Any of txt, srt, vtt, tsv, json, rttm, md, docx, or all: the first five.",
         "all",
+        shown="all",
     )
     quiet: bool = opt(
         DIAGNOSTICS, "-q", "Show errors only: no progress, no changing text, no summary.", False
