@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from forescribe.asr.decode.requests import CUT_PROMPT
 from forescribe.asr.formats import files
 from forescribe.asr.formats.transcript import Transcript, coverage_to_dict, notice_to_dict
 from forescribe.asr.formats.transcript_parts import Json, Segment, Word
@@ -86,7 +85,7 @@ def answer(
     if form == "diarized_json":
         return JSONResponse(diarized(transcript))
     render, media_type = FILES.get(form, (lambda transcript: f"{transcript.text}\n", "text/plain"))
-    of_request = [n.message for n in transcript.warnings if n.code in (UNUSED, CUT_PROMPT)]
+    of_request = [n.message for n in transcript.warnings if n.code in (UNUSED, "cut_prompt")]
     warning = ", ".join(f'299 forescribe "{message}"' for message in of_request)
     headers = {"Warning": warning} if warning else None
     return PlainTextResponse(render(transcript), headers=headers, media_type=media_type)

@@ -71,11 +71,6 @@ Known = Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)]
 
 OBJECTS = frozenset({"chunking_strategy", "expires_after"})
 
-OF_SPEAKERS = frozenset(
-    "diarize diarise diarization speaker_labels num_speakers min_speakers max_speakers".split()
-)
-"""Names that other services have for what `diarized_json` asks for; a job has some of these fields."""
-
 _NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 FormT = TypeVar("FormT", bound=BaseModel)
@@ -174,7 +169,7 @@ class TranslationForm(TranslatingForm):
 
 def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
     """Check the fields. Raises ApiError `invalid_value` with the name of the field."""
-    values = normalised(fields, kind.model_fields)
+    values = normalised(fields, kind)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -266,7 +261,7 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
     return Options(**meant(form, "en") | {"task": "translate", "words": words})
 
 
-def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -> dict[str, Value]:
+def normalised(fields: Iterable[tuple[str, str]], kind: type[BaseModel]) -> dict[str, Value]:
     """Each field as a string, a list or an object. Empty fields count as absent.
 
     Raises ApiError `invalid_value` for an unknown name, a scalar that is given twice, and invalid JSON.
@@ -275,11 +270,13 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
     for field, value in fields:
         match = _NAME.fullmatch(field)
         name, key = match.groups() if match else (field, None)
-        if name not in known:
-            if name in OF_SPEAKERS and "known_speaker_names" in known and "diarize" not in known:
+        if name not in kind.model_fields:
+            if kind is TranscriptionForm and re.match(
+                "diari[sz]|speaker|(num|min|max)_speakers", name
+            ):
                 there = "response_format=diarized_json says who speaks, POST /v1/jobs takes num_speakers too"
                 raise ApiError("invalid_value", f"unknown field {name!r}; {there}", param=name)
-            raise unknown(name, ("file", *known))
+            raise unknown(name, ("file", *kind.model_fields))
         text(value, name)
         if value.strip() in ("", "null"):
             continue

@@ -33,9 +33,6 @@ DOUBTFUL = 0.5
 CONFIDENT = 0.9
 """A window leaves its recording's language only at this probability of another one."""
 
-CUT_PROMPT = "cut_prompt"
-"""The code of the warning that a prompt is not read from its beginning."""
-
 PROMPT_CHARACTERS = 64
 """Characters of a prompt that are read, for each of the tokens that it may have."""
 
@@ -230,7 +227,7 @@ def prompt_tokens(
         f"the prompt has {len(text):,} characters, and the model has read the last {read:,} alone: shorten "
         "it, or give names and terms as a list (terms)"
     )
-    return ids[-room:], (Notice(CUT_PROMPT, message),)
+    return ids[-room:], (Notice("cut_prompt", message),)
 
 
 def text_tokens(whisper: SpeechModel, text: str, what: str) -> tuple[int, ...]:

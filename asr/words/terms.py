@@ -30,9 +30,6 @@ LONGEST_TERM = 100
 
 MOST_WEIGHT = 10.0
 
-MOST_TOLD = 20
-"""Lines of a list of which a message tells what is wrong."""
-
 ALIKE = 0.62
 """How alike a term and what was written have to be. Of 73 terms of readers that whisper-base writes wrong 72
 are, of 83 of tiny.en's 80, and of 1,000 other names 30 are in a reader's text; from 0.65 on 70, 79 and 20. By
@@ -133,8 +130,7 @@ def each_line(lines: Sequence[str], read: Callable[[str], T]) -> list[T]:
         except UsageError as error:
             wrong.append(f"line {number}, {clipped(repr(line), 60)}: {error}")
     if wrong:
-        more = f"; and {len(wrong) - MOST_TOLD} more lines" if len(wrong) > MOST_TOLD else ""
-        raise UsageError("; ".join(wrong[:MOST_TOLD]) + more)
+        raise UsageError("; ".join(wrong))
     return found
 
 

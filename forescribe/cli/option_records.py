@@ -89,9 +89,6 @@ FOREIGN: Mapping[str, str] = {
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-LISTED = ",..."
-"""The end of the word for a value that is a list."""
-
 REQUIRED: Any = MISSING
 """The default of an option that has to be given."""
 
@@ -105,11 +102,6 @@ class Declaration:
     help: str
     shown: str | None  # the default in words, where the value says nothing
     bounds: Mapping[str, float]
-
-    @property
-    def listed(self) -> bool:
-        """Whether the value is a list with commas, of which each `-f` that is typed is a part."""
-        return self.names.endswith(LISTED)
 
     def parameter(self, field: str, *, switch: bool) -> Any:
         """The declaration of a field as typer takes it in an annotation."""
@@ -169,19 +161,23 @@ def takes(record: type) -> Callable[[Command], Command]:
 
     def declare(command: Command) -> Command:
         hints = get_type_hints(record)
-        listed = {field.name for field in fields(record) if field.metadata["cli"].listed}
+        defaults = {f.name: f.default for f in fields(record) if f.default is not MISSING}
+        listed = {f.name for f in fields(record) if f.metadata["cli"].names.endswith(",...")}
+        hints |= dict.fromkeys(listed, list[str])
+        defaults |= dict.fromkeys(listed)
 
         @wraps(command)
         def joining(**values: Any) -> None:
-            command(**{k: ",".join(v) if v and k in listed else v for k, v in values.items()})
+            given = {name: v for name, v in values.items() if v or name not in listed}
+            command(**{name: ",".join(v) if name in listed else v for name, v in given.items()})
 
         parameters = [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=_default(field, listed=field.name in listed),
+                default=defaults.get(field.name, inspect.Parameter.empty),
                 annotation=Annotated[
-                    list[str] if field.name in listed else hints[field.name],
+                    hints[field.name],
                     field.metadata["cli"].parameter(
                         field.name, switch=hints[field.name] in (bool, bool | None)
                     ),
@@ -279,12 +275,6 @@ def _switched(flag: str, value: str, name: str, off: str | None) -> str:
     if value.lower() != "false" or off is None:
         raise UsageError(f"{flag} is {'True or False' if off else 'a flag'}, not {value!r}")
     return off
-
-
-def _default(field: Any, *, listed: bool) -> Any:
-    if field.default is MISSING:
-        return inspect.Parameter.empty
-    return field.default.split(",") if listed and field.default else field.default
 
 
 def _metavar(parameter: Any) -> str:
