@@ -137,10 +137,7 @@ else:
         "TranslatingForm", __base__=AudioForm, **_declared(lambda field: field.translations)
     )
     LiveForm = create_model(
-        "LiveForm",
-        __base__=Frozen,
-        model=(str, ...),
-        **_declared(lambda field: field.live),
+        "LiveForm", __base__=Frozen, model=(str, ...), **_declared(lambda field: field.live)
     )
 
 

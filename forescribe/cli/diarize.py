@@ -16,13 +16,7 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
 
 from .option_records import INPUT, arg, like, opt, takes
-from .options import (
-    RECORDINGS,
-    ModelOptions,
-    PerformanceOptions,
-    RunOptions,
-    SpeakerOptions,
-)
+from .options import RECORDINGS, ModelOptions, PerformanceOptions, RunOptions, SpeakerOptions
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch

@@ -45,17 +45,7 @@ TRAINING = "Training"
 SPEAKERS = "Speakers"
 PERFORMANCE = "Performance"
 DIAGNOSTICS = "Diagnostics"
-SECTIONS = (
-    SERVICE,
-    INPUT,
-    OUTPUT,
-    MODEL,
-    DECODING,
-    TRAINING,
-    SPEAKERS,
-    PERFORMANCE,
-    DIAGNOSTICS,
-)
+SECTIONS = (SERVICE, INPUT, OUTPUT, MODEL, DECODING, TRAINING, SPEAKERS, PERFORMANCE, DIAGNOSTICS)
 """Headings of `--help`, in this order. Options without a section, such as `--help`, come last."""
 
 FOREIGN: Mapping[str, str] = {

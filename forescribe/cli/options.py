@@ -16,15 +16,7 @@ from forescribe.asr.decode.declared import whole_or_auto
 from forescribe.asr.decode.options import DECLARED, Options
 from forescribe.asr.errors import UsageError
 
-from .option_records import (
-    DIAGNOSTICS,
-    INPUT,
-    MODEL,
-    OUTPUT,
-    PERFORMANCE,
-    SPEAKERS,
-    opt,
-)
+from .option_records import DIAGNOSTICS, INPUT, MODEL, OUTPUT, PERFORMANCE, SPEAKERS, opt
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import BatchTranscriber
