@@ -8,16 +8,15 @@ no model folder and no cause: those are logged.
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from forescribe.asr.errors import ForescribeError, OutputError
+from forescribe.asr.errors import ForescribeError, output_errors
 
 from .wording import nearest, told
 
@@ -175,17 +174,9 @@ def refusal(path: str, error: ApiError) -> Response:
     return error.response()
 
 
-@contextmanager
-def disk_errors() -> Iterator[None]:
+def disk_errors() -> AbstractContextManager[None]:
     """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, OutputError):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        text = f"the job store cannot be written ({error.strerror}): free some space, or check its disk"
-        raise OutputError(text, code="storage_full" if full else "unwritable_output") from error
+    return output_errors("the job store", "free some space, or check its disk")
 
 
 def printable(text: str) -> str:

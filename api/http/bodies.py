@@ -298,8 +298,8 @@ def _check_recording(file: BinaryIO, field: str) -> None:
     start = file.read(MAX_BYTES).decode(errors="surrogateescape")
     file.seek(0)
     if 0 < len(start) < 256 and start.isprintable():
-        text = f"{field}: a text of {len(start)} letters ({start!r}), no recording; was the @ before a file's name "
-        text += f"forgotten? With curl: -F {field}=@{start}"
+        text = f"{field}: a text of {len(start)} letters ({start!r}), no recording; was the @ before its "
+        text += f"name forgotten? With curl: -F {field}=@{start}"
         raise ApiError("invalid_audio", text, param=field)
 
 

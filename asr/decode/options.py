@@ -89,14 +89,9 @@ def _asked_replacements(asked: Given) -> tuple[str, ...]:
     """No expressions and no long lists, which take the time of all."""
     lines: tuple[str, ...] = asked["replacements"]
     if any(line.lstrip().startswith("/") for line in lines):
-        raise UsageError(
-            "/expressions/ take too much time of others: give words, as 'heard => meant'; of the command "
-            "--replace takes expressions too"
-        )
+        raise UsageError("/expressions/ are for the command alone: give words, as 'heard => meant'")
     if (count := sum(map(len, lines))) > MOST_REPLACED:
-        raise UsageError(
-            f"{count:,} characters; the service takes {MOST_REPLACED:,}: keep the words that are often wrong"
-        )
+        raise UsageError(f"{count:,} characters; the service takes {MOST_REPLACED:,}: keep fewer")
     Replacements.of(lines)
     return lines
 
