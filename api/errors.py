@@ -175,7 +175,7 @@ def refusal(path: str, error: ApiError) -> Response:
 
 
 def disk_errors() -> AbstractContextManager[None]:
-    """`output_errors` of the job store."""
+    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
     return output_errors("the job store", "free some space, or check its disk")
 
 

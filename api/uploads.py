@@ -62,7 +62,8 @@ class Uploads:
         """Create an empty upload, which counts for the client, by default for the owner. Raises ApiError
         `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
         if not length:
-            raise ApiError("empty_file", "Upload-Length: the file is empty", param="Upload-Length")
+            text = "the file is empty (Upload-Length: 0): there is nothing to transcribe in it"
+            raise ApiError("empty_file", text, param="Upload-Length")
         if length > (most := self.settings.max_upload_bytes):
             raise ApiError("file_too_large", f"the upload is larger than {most} bytes")
         upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, client)

@@ -56,9 +56,9 @@ def message(error: Any, known: Iterable[str] = ()) -> str:
     return str(error["msg"]).removeprefix("Value error, ")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The end of a message that a name is unknown; empty where none is like it."""
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
 
 

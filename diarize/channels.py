@@ -41,7 +41,7 @@ from forescribe.asr.formats.transcript_parts import (
     Turn,
 )
 
-from .turns import Turns
+from .turns import Turns, anonymous
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.transcriber import Transcriber
@@ -54,10 +54,10 @@ STATES: tuple[State, ...] = ("silent", "failed", "decoded")
 
 
 class ChannelTranscriber:
-    """`names` are the speakers by channel. Further channels are called `CHANNEL_1`, `CHANNEL_2`, …"""
+    """The speakers are `Speaker A`, `Speaker B`, … by the number of their channel."""
 
-    def __init__(self, transcriber: Transcriber, names: Sequence[str] = ()) -> None:
-        self.transcriber, self.names = transcriber, tuple(names)
+    def __init__(self, transcriber: Transcriber) -> None:
+        self.transcriber = transcriber
 
     @property
     def batch(self) -> int:
@@ -117,8 +117,7 @@ class ChannelTranscriber:
         transcripts = [outcome.transcript for outcome in done if outcome.transcript is not None]
         if error is not None or len(transcripts) < len(done):
             return Outcome(call.source, error=error, wall_s=wall)
-        names = [*self.names, *(f"CHANNEL_{n + 1}" for n in range(len(self.names), len(done)))]
-        whole = merge_channels(transcripts, names[: len(done)])
+        whole = merge_channels(transcripts, [*map(anonymous, range(len(done)))])
         settings = {**whole.settings, RECORDING: Path(str(call.source)).stem}
         return Outcome(call.source, replace(whole, settings=settings), wall_s=wall)
 

@@ -284,11 +284,23 @@ def _checked(data: FormData, file_field: str) -> Form:
             raise ApiError("invalid_value", text, param=name)
         else:
             file, file_name = value.file, value.filename
+            if file_name is None:
+                _check_recording(value.file, file_field)
     # Browsers, curl and httpx escape these three characters, as WHATWG's HTML specifies, and no others; line
     # breaks become spaces.
     for escaped, plain in (("%22", '"'), ("%0D", " "), ("%0A", " ")):
         file_name = file_name and file_name.replace(escaped, plain)
     return Form(tuple(fields), file, file_name)
+
+
+def _check_recording(file: BinaryIO, field: str) -> None:
+    """Raises ApiError `invalid_audio` for a short text, as `curl -F file=memo.flac` sends a name."""
+    start = file.read(MAX_BYTES).decode(errors="surrogateescape")
+    file.seek(0)
+    if 0 < len(start) < 256 and start.isprintable():
+        text = f"{field}: a text of {len(start)} letters ({start!r}), no recording; was the @ before its "
+        text += f"name forgotten? With curl: -F {field}=@{start}"
+        raise ApiError("invalid_audio", text, param=field)
 
 
 async def _limited(request: Request, maximum: int) -> AsyncGenerator[bytes, None]:

@@ -23,7 +23,7 @@ from forescribe.asr.errors import ForescribeError
 
 from ..errors import ApiError, invalid, refusal
 from ..telemetry import CURRENT, UNLOGGED, Metrics, report, report_fault
-from ..wording import message, place
+from ..wording import message, nearest, place
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -151,6 +151,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "invalid_value")
     text = f"{request.method} {request.url.path!r}: {error.detail}"
+    if error.status_code == 404:
+        known = (path for path in request.app.openapi()["paths"] if "{" not in path)
+        text += nearest(request.url.path[:100], known, 0.8)
     response = _answer(request, ApiError(code, text))
     response.headers.update(error.headers or {})
     return response

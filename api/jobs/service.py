@@ -274,7 +274,7 @@ class Operations:
                 raise ApiError("not_found", "the job's audio is not kept any more")
             if latest_version(job):
                 text = "the text has corrections, which belong to its speakers: delete them first"
-                raise ApiError("conflict", f"{text} (DELETE /v1/jobs/{{id}}/corrections)")
+                raise ApiError("conflict", f"{text} (DELETE /v1/jobs/{id}/corrections)")
             merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
             queued = self.store.jobs.new_run(tx, job, kind, merged)
         self.worker.wake()

@@ -195,7 +195,7 @@ def check(form: JobForm, serving: Serving, settings: Settings) -> JobForm:
     """The form, with the defaults that settings may change later written out. Raises ApiError for what
     cannot be served."""
     if form.stream:
-        raise invalid("stream", "a job's events are at /v1/jobs/{id}/events")
+        raise invalid("stream", "leave it out, and read GET /v1/jobs/JOB/events of the job")
     if form.include:
         raise invalid("include", "a job keeps no logprobs")
     if form.num_speakers is not None and not form.speakers:

@@ -202,7 +202,7 @@ def result(
     source: CorrectedJobs | Operations = jobs.corrected if corrected else jobs.operations
     job, transcript = jobs.operations.get(id, caller), source.transcript(id, caller)
     if response_format in ("diarized_json", "rttm") and not transcript.diarized:
-        text = f"{response_format}: the job has no speakers; POST /v1/jobs/{{id}}/diarize adds them"
+        text = f"{response_format}: the job has no speakers; POST /v1/jobs/{id}/diarize adds them"
         raise ApiError("conflict", text, param="response_format")
     if response_format == "transcript":
         return JSONResponse(transcript.to_dict())
@@ -230,7 +230,7 @@ async def correct(id: str, request: Request, jobs: JobsDep, caller: Caller) -> R
     """Save a new version of the corrections; `If-Match` is the `ETag` of the version that was changed."""
     etag = request.headers.get("if-match")
     if etag is None:
-        text = "If-Match: give the ETag of GET /v1/jobs/{id}/corrections"
+        text = f"If-Match: give the ETag of GET /v1/jobs/{id}/corrections"
         raise ApiError("version_required", text, param="If-Match")
     await asyncio.to_thread(jobs.operations.get, id, caller)  # before the body is read
     body = await json_object(request, MAX_BYTES)

@@ -85,8 +85,9 @@ def answer(
     if form == "diarized_json":
         return JSONResponse(diarized(transcript))
     render, media_type = FILES.get(form, (lambda transcript: f"{transcript.text}\n", "text/plain"))
-    unused = [notice for notice in transcript.warnings if notice.code == UNUSED]
-    headers = {"Warning": f'299 forescribe "{unused[0].message}"'} if unused else None
+    of_request = [n.message for n in transcript.warnings if n.code in (UNUSED, "cut_prompt")]
+    warning = ", ".join(f'299 forescribe "{message}"' for message in of_request)
+    headers = {"Warning": warning} if warning else None
     return PlainTextResponse(render(transcript), headers=headers, media_type=media_type)
 
 

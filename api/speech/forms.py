@@ -137,10 +137,7 @@ else:
         "TranslatingForm", __base__=AudioForm, **_declared(lambda field: field.translations)
     )
     LiveForm = create_model(
-        "LiveForm",
-        __base__=Frozen,
-        model=(str, ...),
-        **_declared(lambda field: field.live),
+        "LiveForm", __base__=Frozen, model=(str, ...), **_declared(lambda field: field.live)
     )
 
 
@@ -169,7 +166,7 @@ class TranslationForm(TranslatingForm):
 
 def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
     """Check the fields. Raises ApiError `invalid_value` with the name of the field."""
-    values = normalised(fields, kind.model_fields)
+    values = normalised(fields, kind)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -261,7 +258,7 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
     return Options(**meant(form, "en") | {"task": "translate", "words": words})
 
 
-def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -> dict[str, Value]:
+def normalised(fields: Iterable[tuple[str, str]], kind: type[BaseModel]) -> dict[str, Value]:
     """Each field as a string, a list or an object. Empty fields count as absent.
 
     Raises ApiError `invalid_value` for an unknown name, a scalar that is given twice, and invalid JSON.
@@ -270,8 +267,13 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
     for field, value in fields:
         match = _NAME.fullmatch(field)
         name, key = match.groups() if match else (field, None)
-        if name not in known:
-            raise unknown(name, ("file", *known))
+        if name not in kind.model_fields:
+            if kind is TranscriptionForm and re.match(
+                "diari[sz]|speaker|(num|min|max)_speakers", name
+            ):
+                there = "response_format=diarized_json says who speaks, POST /v1/jobs takes num_speakers too"
+                raise ApiError("invalid_value", f"unknown field {name!r}; {there}", param=name)
+            raise unknown(name, ("file", *kind.model_fields))
         text(value, name)
         if value.strip() in ("", "null"):
             continue

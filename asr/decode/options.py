@@ -8,6 +8,7 @@ Import is light.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -72,8 +73,8 @@ def _hint(typed: Given) -> str | None:
     return read_reference_text(typed["reference_text"])
 
 
-def _lines(name: str, typed: Given) -> tuple[str, ...]:
-    return () if typed[name] is None else lines_of(f"--{name}", typed[name])
+def _lines(name: str, check: Callable[[tuple[str, ...]], object], typed: Given) -> tuple[str, ...]:
+    return () if typed[name] is None else lines_of(f"--{name}", typed[name], check)
 
 
 def _asked_terms(asked: Given) -> tuple[str, ...]:
@@ -88,11 +89,9 @@ def _asked_replacements(asked: Given) -> tuple[str, ...]:
     """No expressions and no long lists, which take the time of all."""
     lines: tuple[str, ...] = asked["replacements"]
     if any(line.lstrip().startswith("/") for line in lines):
-        raise UsageError("/expressions/ are taken from a file by --replace alone")
+        raise UsageError("/expressions/ are for the command alone: give words, as 'heard => meant'")
     if (count := sum(map(len, lines))) > MOST_REPLACED:
-        raise UsageError(
-            f"{count:,} characters; the service takes {MOST_REPLACED:,}, and --replace a whole file"
-        )
+        raise UsageError(f"{count:,} characters; the service takes {MOST_REPLACED:,}: keep fewer")
     Replacements.of(lines)
     return lines
 
@@ -204,7 +203,7 @@ class Options:
     language: str | None = option(
         None,
         Flag(
-            "--language --lang -l LANG", "Spoken language; several as de,en.", shown=AUTO, live=True
+            "--language --lang -l LANG,...", "Spoken language, or several.", shown=AUTO, live=True
         ),
         FormField("language", str, translations=False, live=True),
     )
@@ -264,7 +263,7 @@ class Options:
             "keywords", str, entries=MAX_LISTED, translations=False, live=True, max_length=MAX_NAME
         ),
         HOTWORDS,
-        typed=partial(_lines, "terms"),
+        typed=partial(_lines, "terms", read_terms),
         asked=_asked_terms,
         told=lambda options: len(read_terms(options.terms)) if options.terms else 0,
         kept=lambda lines: lines or None,
@@ -275,14 +274,14 @@ class Options:
         FormField(
             "replacements", str, entries=MOST_TERMS, lines=True, live=True, max_length=MAX_NAME
         ),
-        typed=partial(_lines, "replace"),
+        typed=partial(_lines, "replace", Replacements.of),
         asked=_asked_replacements,
-        told=lambda options: sum(says(line, 1, "replacement") for line in options.replacements),
+        told=lambda options: sum(map(says, options.replacements)),
         kept=lambda lines: lines or None,
     )
     redact: tuple[str, ...] = option(  # kinds of personal data in place of which marks are written
         (),
-        Flag("--redact KINDS", "Marks in place of personal data: all, or kinds of it."),
+        Flag("--redact KIND,...", "Marks in place of personal data: all, or kinds of it."),
         FormField("redact", str, entries=MAX_LISTED, max_length=MAX_NAME),
         typed=lambda typed: _kinds(() if typed["redact"] is None else (typed["redact"],)),
         asked=lambda asked: _kinds(asked["redact"]),
@@ -292,7 +291,7 @@ class Options:
     gamma: int | None = option(None)
     vad: bool = option(
         True,
-        Flag("--vad/--no-vad --vad-filter", "Skip long silence, or decode it too.", bool, True),
+        Flag("--vad/--no-vad --vad-filter", "Skip long silence.", bool, True),
         FormField("vad_filter", bool, True),
         told=True,
     )
@@ -405,9 +404,11 @@ class Options:
         for name in ("terms", "replacements", "redact"):
             if not isinstance(value := getattr(self, name), tuple):
                 raise UsageError(f"{name} is {value!r}; give a tuple of texts, one for each")
-        if self.terms:
-            read_terms(self.terms)
-        Replacements.of(self.replacements)
+        for name, check in (("terms", read_terms), ("replacements", Replacements.of)):
+            try:
+                check(getattr(self, name))
+            except UsageError as error:
+                raise UsageError(f"{name}: {error}") from None
         _ = self.beams
 
     @classmethod

@@ -120,6 +120,7 @@ def _transcript(recording: Submission, wall: float) -> Transcript:
     # A model that is told no language and names none has written in one that nobody knows.
     probability = None if language is None else recording.language_probability
     warnings = [*recording.audio.warnings, *_warnings(recording, done, language)]
+    warnings += bound.notices
     warnings += (Notice("language", note) for note in bound.spoken.notes)
     detected = probability if bound.language is None else None
     if segments and detected is not None and detected < DOUBTFUL:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from forescribe.speculative.requests import Request
 
 from ..errors import UsageError
-from ..formats.transcript_parts import seconds
+from ..formats.transcript_parts import Notice, seconds
 from ..model.languages import Spoken
 from ..model.speech_model import SpeechModel, SpeechTokens
 from ..model.states import EncoderStates
@@ -42,7 +42,7 @@ class BoundOptions:
     """Options that were checked against a model.
 
     `spoken` are the languages, of several the one that is heard; `previous` holds the tokens of the initial
-    prompt, and `hint` those of the text that drafts are copied from.
+    prompt, and `hint` those of the text that drafts are copied from. `notices` say what of them is not read.
     """
 
     options: Options
@@ -52,6 +52,7 @@ class BoundOptions:
     terms: TermList | None = None
     replacements: Replacements | None = None
     redactor: Redactor | None = None
+    notices: tuple[Notice, ...] = ()
 
     @property
     def language(self) -> str | None:
@@ -69,7 +70,7 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
     whisper, special = context.whisper, context.whisper.tokens
     options = options.settled(context.beam_size)
     spoken = special.spoken(options.language)
-    previous = prompt_tokens(whisper, options.initial_prompt)
+    previous, notices = prompt_tokens(whisper, options.initial_prompt)
     if options.task == "translate" and not special.translates:
         raise UsageError(f"translate: {special.only}")
     limit = context.engine.max_gamma
@@ -92,7 +93,7 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
     redactor = Redactor(options.redact) if options.redact else None
     if redactor is not None and spoken.one is not None:
         redactor.check(spoken.one)
-    return BoundOptions(options, spoken, previous, hint, terms, replacements, redactor)
+    return BoundOptions(options, spoken, previous, hint, terms, replacements, redactor, notices)
 
 
 def _term_tokens(whisper: SpeechModel, previous: Sequence[int], terms: TermList) -> tuple[int, ...]:
@@ -206,16 +207,27 @@ def previous_text(tokens: Sequence[int], special: SpeechTokens) -> tuple[int, ..
     return written[:-1] if len(written) > 2 and stamps == [True, True] else written
 
 
-def prompt_tokens(whisper: SpeechModel, text: str | None) -> tuple[int, ...]:
-    """The last tokens of previous text that fit into a prompt. Raises UsageError."""
-    if not text or not text.strip():
-        return ()
+def prompt_tokens(
+    whisper: SpeechModel, text: str | None
+) -> tuple[tuple[int, ...], tuple[Notice, ...]]:
+    """The last tokens of previous text that fit into a prompt, with a warning where that is not all of it.
+    Raises UsageError."""
+    if not text or not (text := text.strip()):
+        return (), ()
     if not whisper.tokens.conditions:
         raise UsageError("this model has no place for other text, so it takes no prompt")
     room = whisper.prompt_room
     # Only the last tokens are used, so megabytes of text are not tokenised: few tokens are longer than this.
-    text = text.strip()[-PROMPT_CHARACTERS * room :]
-    return text_tokens(whisper, text, "the initial prompt")[-room:]
+    end = text[-PROMPT_CHARACTERS * room :]
+    ids = text_tokens(whisper, end, "the initial prompt")
+    read = len(whisper.tokenizer.decode(ids[-room:]).strip())
+    if (len(ids) <= room and end == text) or read >= len(text):
+        return ids[-room:], ()
+    message = (
+        f"the prompt has {len(text):,} characters, and the model has read the last {read:,} alone: shorten "
+        "it, or give names and terms as a list (terms)"
+    )
+    return ids[-room:], (Notice("cut_prompt", message),)
 
 
 def text_tokens(whisper: SpeechModel, text: str, what: str) -> tuple[int, ...]:

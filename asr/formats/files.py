@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -207,14 +208,19 @@ FORMATS = {name: Format(name, render) for name, render in RENDERS.items()}
 
 
 def read_text(option: str, path: str | Path) -> str:
-    """The text of a file that `option` names. Raises UsageError for one that cannot be read."""
+    """The text of a file that `option` names, in UTF-8, or in UTF-16 with its mark (Windows' "Unicode").
+    Raises UsageError for one that cannot be read."""
     try:
         with Path(path).open("rb") as opened:
             data = opened.read(LARGEST + 1)
         if len(data) <= LARGEST:
-            return data.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+            marked = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+            return data.decode("utf-16" if marked else "utf-8-sig")
+    except OSError as error:
         raise UsageError(f"{option} {path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{option} {path}: line {line} is not in UTF-8") from None
     raise UsageError(f"{option} {path} has more than {LARGEST} bytes: it is no text")
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..errors import UsageError, clipped
-from .terms import LONGEST_TERM, broken, says
+from ..errors import UsageError
+from .terms import LONGEST_TERM, broken, each_line
 
 MOST_REPLACEMENTS, MOST_EXPRESSIONS = 10_000, 100
 LONGEST_EXPRESSION = 1000
@@ -56,25 +56,23 @@ class Replacements:
         self.words: dict[str, str] = {}
         self.expressions: list[tuple[Any, str, str]] = []
         written = set[str]()  # a letter may be folded to two: ß
-        for number, line in enumerate(lines, 1):
-            if not says(line, number, "replacement"):
-                continue
-            place = f"replacement {number}, {clipped(line.strip(), 60)!r}"
-            match = _LINE.fullmatch(line.strip())
+
+        def read(line: str) -> None:
+            match = _LINE.fullmatch(line)
             if match is None or broken(line):
-                raise UsageError(f"{place}: write 'heard => meant', or '/expression/ => meant'")
+                left = "/expression/" if line.startswith("/") else "heard"
+                raise UsageError(f"write '{left} => meant'")
             if match["expression"] is not None:
-                self.expressions.append(
-                    (*_compiled(place, match["expression"], match["meant"]), line)
-                )
-                continue
+                self.expressions.append((*_compiled(match["expression"], match["meant"]), line))
+                return
             heard = _folded(match["heard"])
             if not any(map(str.isalnum, heard)) or len(heard) > LONGEST_TERM:
-                most = f"of {LONGEST_TERM} characters at most"
-                raise UsageError(f"{place}: give words to replace, {most}")
+                raise UsageError(f"give words to replace, of {LONGEST_TERM} characters at most")
             if self.words.setdefault(heard, match["meant"]) != match["meant"]:
-                raise UsageError(f"{place}: another line writes {self.words[heard]!r}; keep one")
+                raise UsageError(f"another line writes {self.words[heard]!r}; keep one")
             written.add(" ".join(unicodedata.normalize("NFC", match["heard"]).split()))
+
+        each_line(lines, read)
         if len(self.words) > MOST_REPLACEMENTS or len(self.expressions) > MOST_EXPRESSIONS:
             raise UsageError(
                 f"{len(self.words):,} replacements and {len(self.expressions):,} expressions; at most "
@@ -142,16 +140,16 @@ def _cased(meant: str, heard: str) -> str:
     return meant[:1].upper() + meant[1:]
 
 
-def _compiled(place: str, expression: str, meant: str) -> tuple[Any, str]:
+def _compiled(expression: str, meant: str) -> tuple[Any, str]:
     """The pattern, and what is written for it. Raises UsageError."""
     import regex  # type: ignore[import-untyped]  # types-regex is another package
 
     if len(expression) > LONGEST_EXPRESSION:
-        raise UsageError(f"{place}: more than {LONGEST_EXPRESSION} characters")
+        raise UsageError(f"more than {LONGEST_EXPRESSION} characters")
     try:
         pattern = regex.compile(expression)
         pattern.sub(meant, "", timeout=LIMIT_S)  # an unknown group is found when it is used
         regex.compile(f"(?:{expression})|").fullmatch("").expand(meant)
     except (regex.error, IndexError, TimeoutError, OverflowError) as error:
-        raise UsageError(f"{place}: {error}") from error
+        raise UsageError(str(error)) from error
     return pattern, meant

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import UsageError, clipped
 
@@ -50,6 +50,8 @@ CLOSING = ' .,;:!?…)]}»”"'
 
 POSSESSIVE = ("'s", "’s", "'", "’")
 
+T = TypeVar("T")
+
 _VOWELS, _DOUBLED = re.compile("[aeiou]+"), re.compile(r"(.)\1+")
 
 _LINE = re.compile(
@@ -79,14 +81,12 @@ class Candidate(NamedTuple):
 
 
 def read_terms(lines: Sequence[str]) -> tuple[Term, ...]:
-    """The terms of lines; blank ones and those that begin with # are none. Raises UsageError."""
+    """The terms of lines. Raises UsageError."""
     if isinstance(lines, str):
         raise UsageError(
             f"terms is the text {clipped(lines, 40)!r}; give a list, a term in each entry"
         )
-    terms = [
-        _term(number, line) for number, line in enumerate(lines, 1) if says(line, number, "term")
-    ]
+    terms = each_line(lines, _term)
     if len(terms) > MOST_TERMS:
         raise UsageError(
             f"{len(terms):,} terms; at most {MOST_TERMS:,} are looked for: keep those that these "
@@ -95,41 +95,57 @@ def read_terms(lines: Sequence[str]) -> tuple[Term, ...]:
     return tuple(dict.fromkeys(terms))
 
 
-def lines_of(option: str, path: str | Path) -> tuple[str, ...]:
+def lines_of(
+    option: str, path: str | Path, check: Callable[[tuple[str, ...]], object]
+) -> tuple[str, ...]:
     """The lines of a text file that `option` names. Raises UsageError for one that cannot be read or says
-    nothing."""
+    nothing, and what `check` raises with the name of the file."""
     from ..formats.files import read_text
 
     lines = tuple(read_text(option, path).splitlines())
-    if not any(says(line, number, "term") for number, line in enumerate(lines, 1)):
+    if not any(map(says, lines)):
         raise UsageError(f"{option} {path} is empty; write one entry in each line")
+    try:
+        check(lines)
+    except UsageError as error:
+        raise UsageError(f"{option} {path}: {error}") from None
     return lines
 
 
-def says(line: object, number: int, what: str) -> bool:
-    """Whether a line of a list says anything. Raises UsageError for one that is no text."""
-    if not isinstance(line, str):
-        raise UsageError(f"{what} {number} is {line!r}; it must be text")
+def says(line: str) -> bool:
+    """Whether a line of a list says anything: a blank one and one that begins with # do not."""
     return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
-def _term(number: int, line: str) -> Term:
-    match = _LINE.fullmatch(line.strip())
-    place = f"term {number}, {clipped(line.strip(), 60)!r}"
+def each_line(lines: Sequence[str], read: Callable[[str], T]) -> list[T]:
+    """What `read` makes of each line that says anything. Raises one UsageError for all lines that are
+    wrong."""
+    found, wrong = list[T](), list[str]()
+    for number, line in enumerate(lines, 1):
+        try:
+            if not isinstance(line, str):
+                raise UsageError("it must be text")
+            if says(line):
+                found.append(read(line.strip()))
+        except UsageError as error:
+            wrong.append(f"line {number}, {clipped(repr(line), 60)}: {error}")
+    if wrong:
+        raise UsageError("; ".join(wrong))
+    return found
+
+
+def _term(line: str) -> Term:
+    match = _LINE.fullmatch(line)
     if match is None or broken(line):
-        raise UsageError(f"{place}: it holds what breaks or controls a line, or is not Unicode")
+        raise UsageError("it holds what breaks or controls a line, or is not Unicode")
     text, weight = match["text"], float(match["weight"] or 1)
     spoken = text if match["spoken"] is None else match["spoken"]
     if max(len(text), len(spoken)) > LONGEST_TERM:
-        raise UsageError(
-            f"{place}: more than {LONGEST_TERM} characters; give the words that matter"
-        )
+        raise UsageError(f"more than {LONGEST_TERM} characters; give the words that matter")
     if not letters(text) or not letters(spoken):
-        raise UsageError(f"{place}: no letter and no digit; write a term, or 'spoken form => term'")
+        raise UsageError("no letter and no digit; write a term, or 'spoken form => term'")
     if not 0 < weight <= MOST_WEIGHT:
-        raise UsageError(
-            f"{place}: the weight is {weight:g}; give more than 0, up to {MOST_WEIGHT:g}"
-        )
+        raise UsageError(f"the weight is {weight:g}; give more than 0, up to {MOST_WEIGHT:g}")
     return Term(text, spoken, weight)
 
 

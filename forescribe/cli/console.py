@@ -43,12 +43,7 @@ class Console:
     of drafts and engines."""
 
     def __init__(
-        self,
-        *,
-        quiet: bool,
-        verbose: bool = False,
-        records: bool = False,
-        stats: bool = False,
+        self, *, quiet: bool, verbose: bool = False, records: bool = False, stats: bool = False
     ) -> None:
         self.rich = Rich(stderr=True, highlight=False, soft_wrap=True)
         self.quiet, self.verbose, self.records, self.stats = quiet, verbose, records, stats

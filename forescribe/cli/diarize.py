@@ -16,13 +16,7 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
 
 from .option_records import INPUT, arg, like, opt, takes
-from .options import (
-    RECORDINGS,
-    ModelOptions,
-    PerformanceOptions,
-    RunOptions,
-    SpeakerOptions,
-)
+from .options import RECORDINGS, ModelOptions, PerformanceOptions, RunOptions, SpeakerOptions
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch
@@ -46,8 +40,9 @@ class DiarizeOptions(RunOptions, SpeakerOptions):
     output_format: str = like(
         RunOptions,
         "output_format",
-        "Comma-separated list of rttm and json; with --transcript of all formats of `transcribe`.",
+        "rttm and json; with --transcript all formats of `transcribe`.",
         default=FORMATS,
+        shown=FORMATS,
     )
     transcript: str | None = opt(
         INPUT,

@@ -21,15 +21,7 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError, visible
 
 from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
-from .options import (
-    LoadOptions,
-    RunOptions,
-    SpeakerOptions,
-    SpeechOptions,
-    codes_of,
-    decodes,
-    flag,
-)
+from .options import LoadOptions, RunOptions, SpeakerOptions, SpeechOptions, codes_of, decodes, flag
 from .transcribe_options import STDOUT, TranscribeOptions
 
 if TYPE_CHECKING:

@@ -45,10 +45,7 @@ class LiveEngine:
     where they are wanted. A context manager, which drops at its end what is not told."""
 
     def __init__(
-        self,
-        transcriber: Transcriber,
-        options: LiveOptions,
-        speakers: OnlineSpeakers | None = None,
+        self, transcriber: Transcriber, options: LiveOptions, speakers: OnlineSpeakers | None = None
     ) -> None:
         self._session = Session(transcriber.context, readers=1)
         self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -11,6 +11,7 @@
     def greet(**values: Any) -> None:
         options = GreetOptions(**values)
 
+A value whose word ends with `,...` is a list with commas, and an option that is repeated makes it longer.
 An option is declared once, in a record that several commands inherit; `like` takes a single option from
 such a record, with other words or another default. A record checks its values in `__post_init__`, so that
 a command never sees a combination that is impossible.
@@ -26,8 +27,9 @@ import inspect
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import wraps
 from itertools import islice
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -43,17 +45,7 @@ TRAINING = "Training"
 SPEAKERS = "Speakers"
 PERFORMANCE = "Performance"
 DIAGNOSTICS = "Diagnostics"
-SECTIONS = (
-    SERVICE,
-    INPUT,
-    OUTPUT,
-    MODEL,
-    DECODING,
-    TRAINING,
-    SPEAKERS,
-    PERFORMANCE,
-    DIAGNOSTICS,
-)
+SECTIONS = (SERVICE, INPUT, OUTPUT, MODEL, DECODING, TRAINING, SPEAKERS, PERFORMANCE, DIAGNOSTICS)
 """Headings of `--help`, in this order. Options without a section, such as `--help`, come last."""
 
 FOREIGN: Mapping[str, str] = {
@@ -159,11 +151,21 @@ def takes(record: type) -> Callable[[Command], Command]:
 
     def declare(command: Command) -> Command:
         hints = get_type_hints(record)
+        defaults = {f.name: f.default for f in fields(record) if f.default is not MISSING}
+        listed = {f.name for f in fields(record) if f.metadata["cli"].names.endswith(",...")}
+        hints |= dict.fromkeys(listed, list[str])
+        defaults |= dict.fromkeys(listed)
+
+        @wraps(command)
+        def joining(**values: Any) -> None:
+            given = {name: v for name, v in values.items() if v or name not in listed}
+            command(**{name: ",".join(v) if name in listed else v for name, v in given.items()})
+
         parameters = [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                default=defaults.get(field.name, inspect.Parameter.empty),
                 annotation=Annotated[
                     hints[field.name],
                     field.metadata["cli"].parameter(
@@ -173,9 +175,9 @@ def takes(record: type) -> Callable[[Command], Command]:
             )
             for field in fields(record)
         ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        return command
+        joining.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        joining.__annotations__ = {p.name: p.annotation for p in parameters}
+        return cast(Command, joining)
 
     return declare
 
@@ -220,10 +222,11 @@ class SectionedCommand(TyperCommand):
             row = parameter.get_help_record(ctx)
             if row is not None:
                 section = getattr(parameter, "rich_help_panel", None) or "Other"
-                # Other programs' names for an option stand in the reference alone.
                 names = re.sub(r"(--[\w-]+)(?:, --[\w-]+)+", r"\1", row[0])
                 names = re.sub(r"--([\w-]+) / --no-\1\b", r"--[no-]\1", names)
-                rows.setdefault(section, []).append((names, row[1]))
+                also = ", ".join([name for name in parameter.opts if len(name) > 2][1:])
+                help = f"{row[1]}  [also {also}]" if also else row[1]
+                rows.setdefault(section, []).append((names, help))
         for section, lines in rows.items():
             if lines:
                 with formatter.section(section):

@@ -16,15 +16,7 @@ from forescribe.asr.decode.declared import whole_or_auto
 from forescribe.asr.decode.options import DECLARED, Options
 from forescribe.asr.errors import UsageError
 
-from .option_records import (
-    DIAGNOSTICS,
-    INPUT,
-    MODEL,
-    OUTPUT,
-    PERFORMANCE,
-    SPEAKERS,
-    opt,
-)
+from .option_records import DIAGNOSTICS, INPUT, MODEL, OUTPUT, PERFORMANCE, SPEAKERS, opt
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import BatchTranscriber
@@ -66,9 +58,10 @@ class RunOptions:
     )
     output_format: str = opt(
         OUTPUT,
-        "-f FORMATS",
-        "Any of txt,srt,vtt,tsv,json,rttm,md,docx, separated by commas, or all: the first five.",
+        "-f FORMAT,...",
+        "Any of txt, srt, vtt, tsv, json, rttm, md, docx, or all: the first five.",
         "all",
+        shown="all",
     )
     quiet: bool = opt(
         DIAGNOSTICS, "-q", "Show errors only: no progress, no changing text, no summary.", False

@@ -182,9 +182,7 @@ def _batch(
 
 
 def load_transcriber(
-    options: TranscribeOptions,
-    recordings: int,
-    tell: Callable[[str], None] = lambda advice: None,
+    options: TranscribeOptions, recordings: int, tell: Callable[[str], None] = lambda advice: None
 ) -> BatchTranscriber:
     """What transcribes so many recordings, here or on a machine of a cluster. Raises ModelError, DeviceError
     and UsageError."""

@@ -76,8 +76,8 @@ def test_the_sides_of_a_call_are_its_speakers(tmp_path: Path) -> None:
         *("-o", str(tmp_path), "-f", "json"),
     )
     data = json.loads((tmp_path / "call.json").read_text())
-    assert [segment["speaker"] for segment in data["segments"]][0] == "CHANNEL_1"
-    assert {segment["speaker"] for segment in data["segments"]} == {"CHANNEL_1", "CHANNEL_2"}
+    assert [segment["speaker"] for segment in data["segments"]][0] == "Speaker A"
+    assert {segment["speaker"] for segment in data["segments"]} == {"Speaker A", "Speaker B"}
 
 
 def test_a_transcript_gets_new_speakers_with_one_name_everywhere(

@@ -103,7 +103,7 @@ def test_what_is_refused_is_no_option_and_what_is_named_instead_is_one() -> None
         ("--verbose False", {}),
         ("--vad_filter False", {"vad": False}),
         ("--prompt Ann", {"initial_prompt": "Ann"}),
-        ("--lang de", {"language": "de"}),
+        ("--lang de", {"language": ["de"]}),
         ("--whisper_model base", {"model": "base"}),
         ("--log_prob_threshold -0.5", {"logprob_threshold": "-0.5"}),
         ("--logprob-thold -0.5", {"logprob_threshold": "-0.5"}),

@@ -51,6 +51,27 @@ def test_every_option_has_a_section_a_sentence_and_a_metavar(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_every_name_of_an_option_is_in_the_help(name: str) -> None:
+    lines = re.sub(r"-\n +", "-", help_of(name))  # a name may be broken in two
+    shown = set(re.findall(r"--?[a-z][\w-]*", lines.replace("--[no-]", "--")))
+    for option in declared(COMMANDS[name]):
+        assert shown.issuperset(option.opts), option.name
+
+
+def test_an_option_with_a_list_may_be_repeated(tmp_path: Path) -> None:
+    """The last `-f` alone counted."""
+    recording, typed = (
+        str(ROOT / "samples" / "silence.flac"),
+        ["-f", "srt", "-fmd", "--output_format=tsv,srt"],
+    )
+    command = ["transcribe", recording, "--model=tiny.en", "-o", str(tmp_path), "--dry-run"]
+    shown = CliRunner().invoke(app, [*command, *typed])
+    assert shown.stdout == f"{recording} -> {tmp_path}/silence .srt .md .tsv\n"
+    refused = CliRunner().invoke(app, [*command, "-l", "exx", "--lang", "en"])
+    assert "unknown language 'exx'" in str(refused.exception)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_default_is_shown_once(name: str) -> None:
     for row in re.split(r"\n  (?=-)", help_of(name)):
         assert row.count("[default:") <= 1, row

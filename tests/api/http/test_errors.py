@@ -89,3 +89,19 @@ def test_no_refusal_names_a_folder_of_the_server(service, tmp_path) -> None:
     for answer in said:
         assert answer.status_code >= 400, f"{answer.url}: {answer.text}"
         assert str(tmp_path.parent.parent) not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/audio/transcriptions", "/v1/audio/transcriptions"),  # a base_url without /v1
+        ("/v1/audio/transcription", "/v1/audio/transcriptions"),
+        ("/v1/files", None),
+        ("/v1/job/{id}", None),
+    ],
+)
+def test_a_path_that_is_nearly_one_is_told_the_one_that_was_meant(service, path, meant) -> None:
+    answer = service().post(path)
+    hint = f"; did you mean {meant}?" if meant else ""
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"POST {path!r}: Not Found{hint}"

@@ -182,6 +182,28 @@ def test_a_prompt_is_what_was_said_before(service, transcriber) -> None:
     assert seen
 
 
+def test_a_prompt_that_is_too_long_says_how_much_of_it_was_read(service) -> None:
+    """It was cut without a word."""
+    client = service()
+
+    def told(prompt: str) -> list[str]:
+        warnings = post(client, prompt=prompt).json().get("warnings", ())
+        return [warning["message"] for warning in warnings if warning["code"] == "cut_prompt"]
+
+    (message,) = told("ab " * 1000)
+    assert message.startswith("the prompt has 2,999 characters, and the model has read the last ")
+    text = post(client, prompt="ab " * 1000, response_format="text", batch_size="3")
+    assert message in text.headers["Warning"] and "batch_size" in text.headers["Warning"]
+    assert not told("ab")
+
+
+def test_who_asks_for_speakers_by_another_name_is_told_the_format(service) -> None:
+    for name in ("diarize", "diarization", "num_speakers"):
+        error = post(service(), **{name: "2"}).json()["error"]
+        assert error["param"] == name
+        assert f"{name!r}; response_format=diarized_json says who speaks" in error["message"]
+
+
 def test_terms_by_any_name_are_one_list(service) -> None:
     fields = {
         "terms": '["Lynde", "cube net ease => Kubernetes"]',
@@ -205,9 +227,14 @@ def test_terms_by_any_name_are_one_list(service) -> None:
     for field, value in (("terms", "#MeToo"), ("keywords", '["\U0001f3e0"]'), ("hotwords", "#a")):
         assert post(service(), **{field: value}).status_code == 200
     long = json.dumps([f"{'word ' * 15}{number} => b" for number in range(400)])
-    for value, told in (("/a/ => b", "--replace alone"), (long, "the service takes 20,000")):
+    for value, told in (
+        ("/a/ => b", "give words, as 'heard => meant'"),
+        ("plant", "line 1, 'plant': write 'heard => meant'"),
+        (long, "the service takes 20,000"),
+    ):
         error = post(service(), replacements=value).json()["error"]
         assert error["param"] == "replacements" and told in error["message"], error
+        assert "/expression/ =>" not in error["message"], "which is refused here"
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,7 @@ def test_the_service_counts_by_key_or_address(tmp_path, transcriber, decoders, k
         empty = create(ready(client), 0, **own)
         assert (empty.status_code, empty.json()["error"]["code"]) == (400, "empty_file")
         assert empty.json()["error"]["param"] == "Upload-Length"
+        assert empty.json()["error"]["message"].startswith("the file is empty (Upload-Length: 0): ")
         audio = memo(1)
         first, _ = (create(client, len(audio), **own) for _ in range(2))
         more = create(client, 5, **own)

@@ -34,6 +34,19 @@ def refused(answer, status: int, code: str) -> None:
     assert answer.json()["error"]["code"] == code
 
 
+def test_a_name_in_place_of_the_recording_is_told_of_the_at(service) -> None:
+    """`curl -F file=memo.flac`: it was "not audio that can be decoded"."""
+    client = service()
+    answer = client.post(TRANSCRIBE, headers=MULTIPART, content=body(part("file", b"x.flac")))
+    refused(answer, 400, "invalid_audio")
+    message = answer.json()["error"]["message"]
+    assert message.startswith("file: a text of 6 letters ('x.flac'), no recording; was the @ ")
+    assert message.endswith("-F file=@x.flac")
+    audio = sound(1)  # `curl -F 'file=<memo.flac'` is a recording without a name
+    whole = body(*(part(n, v.encode()) for n, v in FORM.items()), part("file", audio))
+    assert client.post(TRANSCRIBE, headers=MULTIPART, content=whole).status_code == 200
+
+
 def test_a_body_that_declares_too_much_is_not_read(service) -> None:
     client, audio = service(max_upload_bytes=1000), sound(1)
     refused(client.post(TRANSCRIBE, files={"file": audio}, data=FORM), 413, "file_too_large")

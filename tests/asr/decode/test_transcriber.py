@@ -373,6 +373,13 @@ def test_a_long_prompt_keeps_its_end(shared, recordings) -> None:
     ids = shared.whisper.tokenizer.encode(text, add_special_tokens=False)
     assert prompt[1:20] == tuple(ids[-19:])
     assert prompt[20] == shared.whisper.tokens.start
+    (long,) = shared.transcribe([recordings[0]], replace(GERMAN, initial_prompt=text))
+    (notice,) = [n for n in long.transcript.warnings if n.code == "cut_prompt"]
+    assert notice.message.startswith(
+        "the prompt has 100 characters, and the model has read the last 19 "
+    )
+    (whole,) = shared.transcribe([recordings[0]], replace(GERMAN, initial_prompt=text[-19:]))
+    assert not [n for n in whole.transcript.warnings if n.code == "cut_prompt"]
 
 
 def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper, shared) -> None:

@@ -60,8 +60,8 @@ def test_words_need_not_be_whole_where_no_spaces_are_written() -> None:
     [
         (["Lynde"], "write 'heard => meant'"),
         (["... => x"], "give words to replace"),
-        (["a => b", "", "A => c"], "replacement 3, 'A => c': another line writes 'b'"),
-        (["/(/ => x"], r"replacement 1, '/\(/ => x': missing \)"),
+        (["a => b", "", "A => c"], "line 3, 'A => c': another line writes 'b'"),
+        (["/(/ => x"], r"line 1, '/\(/ => x': missing \)"),
         ([r"/a/ => \1"], "no such group"),
         (["a => b\x07"], "write 'heard => meant'"),
         ([f"w{n} => x" for n in range(100_000)], "100,000 replacements"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forescribe.asr.errors import UsageError
+from forescribe.asr.words.replacements import Replacements
 from forescribe.asr.words.terms import MOST_TERMS, Term, TermList, lines_of, read_terms
 
 
@@ -29,8 +30,8 @@ def test_a_line_says_how_a_term_is_written_spoken_and_weighed() -> None:
     ("lines", "told"),
     [
         ("Lynde", "give a list"),
-        ([3], "term 1 is 3"),
-        (["ok", "<>"], "term 2, '<>': no letter"),
+        ([3], "line 1, 3: it must be text"),
+        (["ok", "<>"], "line 2, '<>': no letter"),
         (["=> x"], "no letter"),
         (["a" * 101], "more than 100 characters"),
         (["a\x07b"], "controls a line"),
@@ -49,12 +50,42 @@ def test_a_file_without_a_term_is_refused(tmp_path) -> None:
     file = tmp_path / "terms.txt"
     file.write_text("# nothing\n\n")
     with pytest.raises(UsageError, match="is empty"):
-        lines_of("--terms", file)
-    file.write_bytes(b"\xff\xfe")
+        lines_of("--terms", file, read_terms)
+    file.write_bytes(b"Helen\nZo\xeb\n")
+    with pytest.raises(UsageError, match=r"terms.txt: line 2 is not in UTF-8"):
+        lines_of("--terms", file, read_terms)
     with pytest.raises(UsageError, match="cannot be read"):
-        lines_of("--terms", file)
-    with pytest.raises(UsageError, match="cannot be read"):
-        lines_of("--terms", tmp_path / "none.txt")
+        lines_of("--terms", tmp_path / "none.txt", read_terms)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_may_be_of_an_editor_of_windows(tmp_path, encoding) -> None:
+    file = tmp_path / "terms.txt"
+    file.write_bytes("Zoë Okonkwo\r\n夕ワー\r\n".encode(encoding))
+    assert lines_of("--terms", file, read_terms) == ("Zoë Okonkwo", "夕ワー")
+
+
+@pytest.mark.parametrize(
+    ("check", "content", "told"),
+    [
+        (
+            read_terms,
+            "Zoë\n<>\n\nb *99",
+            "line 2, '<>': no letter .*; line 4, 'b .99': the weight is 99",
+        ),
+        (
+            Replacements.of,
+            "a => b\nLynde\n/x\nA => c",
+            "line 2, 'Lynde': write 'heard => meant'; line 3, '/x': write '/expression/ => meant'; line 4, ",
+        ),
+        (read_terms, "<>\n" * 100, "line 20, .* … .*line 100, '<>': no letter"),
+    ],
+)
+def test_all_wrong_lines_of_a_file_are_told_at_once(tmp_path, check, content, told) -> None:
+    file = tmp_path / "list.txt"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=f"--terms {file}: .*{told}"):
+        lines_of("--terms", file, check)
 
 
 def places(terms: tuple[str, ...], text: str, **options) -> set[tuple[str, str, str]]:

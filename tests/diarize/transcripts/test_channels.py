@@ -162,8 +162,8 @@ def test_calls_of_a_run_share_the_transcriber_and_none_takes_another_with_it(
     one, mono, two, broken = (found[name] for name in names)
     assert one.transcript is not None and two.transcript is not None
     assert [(s.speaker, s.text) for s in two.transcript.segments] == [
-        ("CHANNEL_1", " 2"),
-        ("CHANNEL_2", " 2"),
+        ("Speaker A", " 2"),
+        ("Speaker B", " 2"),
     ]
     assert isinstance(mono.error, UsageError) and isinstance(broken.error, AudioError)
     assert "stream" in str(found["-"].error)
