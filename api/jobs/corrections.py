@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Segment, Turn, Word, samples_at
+from forescribe.diarize.turns import Turns
 
 from ..errors import ApiError, invalid
 from ..http.bodies import label
@@ -43,6 +47,9 @@ MAX_NAME = 200
 """Characters."""
 
 MAX_SPEAKERS = 500
+
+Said = tuple[str | None, Word | Segment]
+"""Who was heard, and a word with who has said it by the corrections; a segment where words have no times."""
 
 Number = Annotated[int, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e7)]
@@ -81,14 +88,11 @@ class Corrections(Frozen):
         _check_once("segments", self.segments, len(transcript.segments))
         _check_once("words", words, len(transcript.words))
         original = _Original(transcript)
-        made = (
-            transcript.segments[s] if isinstance(s, int) else original.replaced(s)
-            for s in self.segments
-        )
-        segments = tuple(replace(segment, id=n) for n, segment in enumerate(made))
+        segments = tuple(replace(original.told(s), id=n) for n, s in enumerate(self.segments))
         corrected = replace(
             transcript,
             segments=segments,
+            turns=_turns(transcript.turns, original.said),
             diarized=transcript.diarized or any(segment.speaker for segment in segments),
             settings={**transcript.settings, "corrected": True},
         )
@@ -107,13 +111,27 @@ class _Original:
     last sample that they may reach: Whisper's own segments may end in the padding behind the audio."""
 
     def __init__(self, transcript: Transcript) -> None:
+        self.numbered, self.words = transcript.segments, transcript.words
         self.segments = sorted(transcript.segments, key=lambda s: s.start_sample)
-        self.words = transcript.words
         self.last = max([transcript.sample_count, *(s.end_sample for s in self.segments)])
+        self.said = list[Said]()
 
-    def replaced(self, new: NewSegment) -> Segment:
-        """The new segment. It keeps window and guard values, which some formats require, of the segment of
-        the result at its time."""
+    def told(self, new: int | NewSegment) -> Segment:
+        """The segment as it is, or the new one."""
+        if isinstance(new, int):
+            segment = self.numbered[new]
+            heard = [part.speaker for part in segment.words or (segment,)]
+        else:
+            segment = self._replaced(new)
+            kept = [self.words[n].speaker for n in new.words or () if isinstance(n, int)]
+            voice = kept[0] if kept else self._at(segment.start_sample).speaker
+            heard = [voice] * max(1, len(segment.words or ()))
+        self.said += zip(heard, segment.words or (segment,), strict=True)
+        return segment
+
+    def _replaced(self, new: NewSegment) -> Segment:
+        """It keeps window and guard values, which some formats require, of the segment of the result at its
+        time."""
         start, end = self._times(new.start, new.end)
         words = None
         if new.words is not None:
@@ -155,6 +173,39 @@ class _Original:
             return Segment(0, 0, 0, start, start, "", (), 0.0, 0.0, 0.0, 0.0)
         after = bisect_right(self.segments, start, key=lambda s: s.start_sample)
         return self.segments[max(0, after - 1)]
+
+
+def _turns(turns: tuple[Turn, ...], said: list[Said]) -> tuple[Turn, ...]:
+    """Who speaks when by the corrections. A turn is parted halfway between words that are of two people now;
+    one without words goes with those next to it if its speaker has none left. Words outside the turns of who
+    was heard make turns of their own."""
+    if all(voice == part.speaker for voice, part in said):
+        return turns
+    own_of, left = defaultdict[str | None, list[Word | Segment]](list), {p.speaker for _, p in said}
+    for voice, part in sorted(said, key=lambda one: one[1].start_sample):
+        own_of[voice].append(part)
+    found, held = list[Turn](), set[int]()
+    for turn in turns:
+        own = own_of[turn.speaker]
+        first = bisect_right(own, turn.start_sample, key=attrgetter("end_sample"))
+        last = bisect_left(own, turn.end_sample, key=attrgetter("start_sample"))
+        held.update(map(id, own[first:last]))
+        inside = own[first:last] or (own[first:] or own)[:1] * (turn.speaker not in left)
+        if all(part.speaker == turn.speaker for part in inside):
+            found.append(turn)
+            continue
+        middles = [(one.end_sample + other.start_sample) // 2 for one, other in pairwise(inside)]
+        shares = pairwise([turn.start_sample, *middles, turn.end_sample])
+        for part, (start, end) in zip(inside, shares, strict=True):
+            start, end = max(start, turn.start_sample), min(end, turn.end_sample)
+            if part.speaker is not None and start < end:
+                found.append(Turn(start, end, part.speaker))
+    lost = (
+        Turn(part.start_sample, max(part.end_sample, part.start_sample + 1), part.speaker)
+        for voice, part in said
+        if part.speaker not in (None, voice) and id(part) not in held
+    )
+    return Turns((*found, *Turns(tuple(lost)).joined(SAMPLE_RATE))).joined().turns
 
 
 @dataclass(frozen=True)
