@@ -16,7 +16,7 @@ export class Edits {
     this.original = { segments, names: {} };
     this.spaced = spaced;
     this.state = this.original;
-    this.past = []; // [state, note]: what `undo` goes back to, and what was done then
+    this.past = []; // {state, note, kind}: what `undo` goes back to, and what was done then
     this.future = [];
     this.listeners = []; // called with a note after each change
     this.places = new Map(segments.map((segment, n) => [segment, n]));
@@ -39,16 +39,18 @@ export class Edits {
   undo() {
     const step = this.past.pop();
     if (!step) return null;
-    this.future.push({ ...step, state: this.state });
-    this.#turn(step.state, `Undone: ${step.note}`);
+    this.future.push(step);
+    [step.state, this.state] = [this.state, step.state];
+    this.#turn(this.state, `Undone: ${step.note}`);
     return step.note;
   }
 
   redo() {
     const step = this.future.pop();
     if (!step) return null;
-    this.past.push({ ...step, state: this.state });
-    this.#turn(step.state, step.note);
+    this.past.push(step);
+    [step.state, this.state] = [this.state, step.state];
+    this.#turn(this.state, step.note);
     return step.note;
   }
 
@@ -66,7 +68,7 @@ export class Edits {
   // The text of a segment; its words keep their times where they stay, others share those that they replace.
   withText(index, text) {
     const segment = this.state.segments[index];
-    const clean = text.replace(/[\s\0]+/g, " ").trim();
+    const clean = this.#tidied(index, text);
     if (clean === segment.text.replace(/\s+/g, " ").trim()) return null;
     if (!clean) return this.#spliced(index, 1);
     return this.#spliced(index, 1, this.#rewritten(segment, clean));
@@ -74,19 +76,22 @@ export class Edits {
 
   // Cuts a segment before its word number `n`.
   withSplit(index, n) {
-    const segment = this.state.segments[index];
-    const words = segment.words || evenly(parts(segment.text, true), segment.start, segment.end);
-    if (n <= 0 || n >= words.length) return null;
-    const [one, two] = [words.slice(0, n), words.slice(n)];
-    const timed = segment.words !== null;
-    const piece = (own, start, end) => ({ ...segment, start, end, text: own.map((word) => word.word).join(""), words: timed ? own : null });
-    const [end, start] = [Math.max(one.at(-1).end, segment.start), Math.min(two[0].start, segment.end)];
-    return this.#spliced(index, 1, piece(one, segment.start, end), piece(two, Math.max(start, segment.start), segment.end));
+    const segments = cut(this.state.segments, index, n);
+    return segments === this.state.segments ? null : { segments };
   }
 
-  withSpeaker(indices, speaker) {
+  // The words from one to the other are a speaker's; each is [segment, number in it].
+  withWords([first, n], [last, m], speaker) {
+    const { segments } = this.state;
+    if (segments.slice(first, last + 1).every((segment) => segment.speaker === speaker)) return null;
+    const parts = cut(cut(segments, last, m + 1), first, n);
+    const [from, to] = [first, last].map((index) => index + (n > 0 ? 1 : 0));
+    return this.withSpeaker(parts.flatMap((_, index) => (index >= from && index <= to ? [index] : [])), speaker, parts);
+  }
+
+  withSpeaker(indices, speaker, from = this.state.segments) {
     const wanted = new Set(indices);
-    const segments = this.state.segments.map((segment, n) =>
+    const segments = from.map((segment, n) =>
       wanted.has(n) && segment.speaker !== speaker ? { ...segment, speaker, sure: null } : segment,
     );
     return { segments };
@@ -120,8 +125,7 @@ export class Edits {
   // [changes, corrections, count of places]. A correction is [heard, meant].
   withEverywhere(index, text) {
     const { spaced, state } = this;
-    const before = state.segments[index].text;
-    const pairs = pairsOf(before, text.replace(/[\s\0]+/g, " "), spaced);
+    const pairs = this.pairs(index, text);
     if (!pairs.length) return [null, pairs, 0];
     const forms = pairs.map(([heard]) => form(heard)).sort((a, b) => b.length - a.length);
     const pattern = new RegExp(spaced ? whole(forms.join("|")) : forms.join("|"), "giu");
@@ -133,9 +137,35 @@ export class Edits {
     const segments = this.#each((segment, n) => {
       if (n !== index) return segment.text.replace(pattern, written);
       count += pairs.length;
-      return again ? text.replace(pattern, written) : text;
+      const own = this.#tidied(index, text);
+      return again ? own.replace(pattern, written) : own;
     });
     return [{ segments }, pairs, count];
+  }
+
+  // What another text of a segment corrects.
+  pairs(index, text) {
+    return pairsOf(this.state.segments[index].text, text.replace(/[\s\0]+/g, " "), this.spaced);
+  }
+
+  // A text in place of a segment's: what begins a sentence keeps its capital, and marks whose word has gone join the
+  // word before.
+  #tidied(index, text) {
+    const { segments } = this.state;
+    const clean = text.replace(/[\s\0]+/g, " ").trim();
+    if (!this.spaced || !clean) return clean;
+    const [old, fresh] = [segments[index].text.trim(), clean].map((whole) => whole.split(/\s+/));
+    const [head, tail] = alike(old, fresh);
+    const [gone, last] = [old.slice(head, old.length - tail), fresh.length - tail - 1];
+    if (!gone.length) return clean;
+    const alone = last >= head && !fresh[last].replace(MARKS, "") && gone.at(-1).replace(MARKS, "") && gone.at(-1).endsWith(fresh[last]);
+    if (alone) {
+      const [marks] = fresh.splice(last, 1);
+      if (last > 0) fresh[last - 1] = fresh[last - 1].replace(/[,;:]+$/, "") + marks;
+    }
+    const before = head ? old[head - 1] : (segments[index - 1]?.text ?? ".");
+    if (fresh.length > head && /[.!?…]["'”’)]*\s*$/.test(before)) fresh[head] = begun(fresh[head], gone[0]);
+    return fresh.join(" ");
   }
 
   // The segments with the text that `written(segment, n)` gives each; without those that it leaves none.
@@ -210,13 +240,33 @@ function same(one, other) {
   return one.length === other.length && one.every((item, n) => item === other[n]);
 }
 
+// The segments with one of them cut before its word number `n`, if that parts it.
+function cut(segments, index, n) {
+  const segment = segments[index];
+  const words = segment.words || evenly(parts(segment.text, true), segment.start, segment.end);
+  if (n <= 0 || n >= words.length) return segments;
+  const [one, two] = [words.slice(0, n), words.slice(n)];
+  const piece = (own, start, end) => ({ ...segment, start, end, text: own.map((word) => word.word).join(""), words: segment.words && own });
+  const [end, start] = [Math.max(one.at(-1).end, segment.start), Math.min(two[0].start, segment.end)];
+  return segments.toSpliced(index, 1, piece(one, segment.start, end), piece(two, Math.max(start, segment.start), segment.end));
+}
+
 // The white space that a segment begins with, which joins it to the one before.
 function lead(segment) {
   return segment.text.match(/^\s*/)[0];
 }
 
+// How many words are the same at the beginning and at the end.
+export function alike(old, fresh, equal = (one, other) => one === other) {
+  const least = Math.min(old.length, fresh.length);
+  let [head, tail] = [0, 0];
+  while (head < least && equal(old[head], fresh[head])) head++;
+  while (tail < least - head && equal(old.at(-1 - tail), fresh.at(-1 - tail))) tail++;
+  return [head, tail];
+}
+
 // The words of a text with the white space before each.
-function parts(text, spaced) {
+export function parts(text, spaced) {
   if (spaced || !("Segmenter" in Intl)) return text.match(/\s*\S+/g) || [];
   const found = [];
   for (const { segment, isWordLike } of new Intl.Segmenter(undefined, { granularity: "word" }).segment(text)) {
@@ -230,12 +280,8 @@ function parts(text, spaced) {
 function realigned(segment, texts, first) {
   const old = segment.words;
   const fresh = texts.map((text, n) => (n ? text : first + text.trim()));
-  const equal = (a, b) => old[a].word.trim() === fresh[b].trim();
   const kept = (a, b) => (old[a].word === fresh[b] ? old[a] : { ...old[a], word: fresh[b] });
-  const least = Math.min(old.length, fresh.length);
-  let [head, tail] = [0, 0];
-  while (head < least && equal(head, head)) head++;
-  while (tail < least - head && equal(old.length - 1 - tail, fresh.length - 1 - tail)) tail++;
+  const [head, tail] = alike(old, fresh, (word, text) => word.word.trim() === text.trim());
   const [gone, come] = [old.slice(head, old.length - tail), fresh.slice(head, fresh.length - tail)];
   const start = gone.length ? gone[0].start : (old[head - 1]?.end ?? segment.start);
   const end = gone.length ? gone.at(-1).end : (old[head]?.start ?? segment.end);
@@ -259,7 +305,7 @@ function evenly(texts, start, end) {
 // -- corrections everywhere: words as `forescribe transcribe --replace` has them ------------------------------
 
 const LETTER = "[\\p{L}\\p{M}\\p{N}_]";
-const MARKS = /^[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+|[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+$/g;
+export const MARKS = /^[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+|[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+$/g;
 
 function form(text) {
   return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replace(/\s+/g, "\\s+");
@@ -282,13 +328,18 @@ function cased(meant, heard) {
   return meant.slice(0, 1).toUpperCase() + meant.slice(1);
 }
 
+// With the capital of what it stands in place of, unless the capital is what was corrected.
+function begun(written, heard) {
+  const [one, other] = [written, heard].map((word) => word.replace(MARKS, ""));
+  const [first = ""] = other;
+  if (first === first.toLowerCase() || one !== one.toLowerCase() || one === other.toLowerCase()) return written;
+  return written.replace(/\p{L}/u, (letter) => letter.toUpperCase());
+}
+
 // What stands in place of other words, [heard, meant]; where as many words came as went, each run of them apart.
 function pairsOf(before, after, spaced) {
   const [old, fresh] = [before, after].map((text) => parts(text, spaced).map((word) => word.trim()));
-  const least = Math.min(old.length, fresh.length);
-  let [head, tail] = [0, 0];
-  while (head < least && old[head] === fresh[head]) head++;
-  while (tail < least - head && old.at(-1 - tail) === fresh.at(-1 - tail)) tail++;
+  const [head, tail] = alike(old, fresh);
   const [gone, come] = [old.slice(head, old.length - tail), fresh.slice(head, fresh.length - tail)];
   const runs = gone.length === come.length ? [] : [[gone, come]];
   for (let n = 0, open = false; gone.length === come.length && n < gone.length; n++) {

@@ -23,6 +23,7 @@ export class Transcript {
     this.root = h("section", {
       class: "transcript",
       "aria-label": "Transcript. Left and right go from word to word; Enter plays the word, Space pauses, F2 edits.",
+      onpointerdown: (event) => this.#held(event),
       onclick: (event) => this.#clicked(event),
       ondblclick: (event) => this.#edited(event),
       onkeydown: (event) => this.#pressed(event),
@@ -43,7 +44,7 @@ export class Transcript {
       return spans;
     });
     this.drawn.words = words;
-    this.paragraphs = paragraphsOf(model);
+    this.paragraphs = paragraphsOf(model.segments, true);
     this.#draw();
     this.#name();
     this.#stopAt(Math.min(this.cursor, this.spans.length - 1));
@@ -69,6 +70,19 @@ export class Transcript {
   // Moves the cursor to the word at a time, or the one after it.
   focusAt(seconds) {
     this.focus(Math.max(0, lastUpTo(this.starts, seconds + 1e-6)));
+  }
+
+  // The word of a segment behind so many letters of it, or its last.
+  wordBehind(index, letters) {
+    const members = this.members[index] || [];
+    return members.find((n) => (letters -= this.model.words[n].text.replace(/\s/g, "").length) < 0) ?? members.at(-1) ?? 0;
+  }
+
+  // Goes to the choice of the speaker of a word.
+  focusName(n) {
+    let paragraph = this.spans[n]?.closest(".paragraph");
+    while (paragraph && !paragraph.querySelector(".name")) paragraph = paragraph.previousElementSibling;
+    paragraph?.querySelector(".name").focus();
   }
 
   // Highlights the word at a time, and scrolls to it as long as the reader has not scrolled away.
@@ -138,11 +152,12 @@ export class Transcript {
   #draw() {
     const before = this.drawn.paragraphs;
     this.drawn.paragraphs = new Map();
+    const told = this.model.segments.some(({ speaker, cut }) => speaker || cut);
     const nodes = this.paragraphs.map((indices, n) => {
       const segments = indices.map((index) => this.model.segments[index]);
-      const { own, speaker } = segments[0];
+      const { own, speaker, cut } = segments[0];
       const previous = this.paragraphs[n - 1];
-      const headed = this.model.speakers.length > 0 && !(previous && this.model.segments[previous.at(-1)].speaker === speaker);
+      const headed = told && (cut || !(previous && this.model.segments[previous.at(-1)].speaker === speaker));
       const sort = [headed, speaker, ...segments.map((segment) => segment.own)];
       const old = before.get(own);
       const same = old && old.sort.length === sort.length && old.sort.every((part, k) => part === sort[k]);
@@ -163,7 +178,7 @@ export class Transcript {
     const { segments } = this.model;
     const first = segments.findIndex((segment) => segment.own === own);
     let last = first;
-    while (segments[last + 1]?.speaker === segments[first].speaker) last++;
+    while (segments[last + 1]?.speaker === segments[first].speaker && !segments[last + 1].cut) last++;
     return Array.from({ length: last - first + 1 }, (_, n) => first + n);
   }
 
@@ -202,10 +217,19 @@ export class Transcript {
     }
   }
 
+  // In Chromium no selection begins in what can have the focus.
+  #held(event) {
+    const word = event.target.closest(".w");
+    if (!word) return;
+    const { tabIndex } = word;
+    word.removeAttribute("tabindex");
+    setTimeout(() => (word.tabIndex = tabIndex));
+  }
+
   #clicked(event) {
     const word = event.target.closest(".w");
     if (!word || String(getSelection())) return;
-    this.#stopAt(Number(word.dataset.n));
+    this.focus(Number(word.dataset.n));
     if (this.editing) this.act.edit(this.cursor);
     else this.act.seek(this.model.words[this.cursor].start, TWICE_MS);
   }

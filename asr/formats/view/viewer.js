@@ -11,7 +11,9 @@ import { people } from "./people.js";
 import { Player } from "./player.js";
 import { Saving } from "./saving.js";
 import { search } from "./search.js";
+import { Selection } from "./selection.js";
 import { Transcript } from "./transcript.js";
+import { Versions } from "./versions.js";
 
 export const KINDS = {
   docx: "Word (.docx)",
@@ -36,7 +38,9 @@ export class Viewer {
     if (kept) this.edits.open(kept);
     this.model = modelOf(data, this.edits.state.segments);
     this.names = new Names(this.edits);
-    this.saving = new Saving(this.edits, keeper);
+    this.saving = new Saving(this.edits, keeper, () => this.editor.save(false));
+    this.versions = new Versions(this.edits, keeper, (state, note) => this.edits.do(state, note));
+    this.closed = new AbortController();
     this.player = new Player({ src, note });
     this.text = new Transcript(this.names, {
       seek: (...given) => this.player.seek(...given),
@@ -48,16 +52,19 @@ export class Viewer {
       correct: (index, text) => this.#correct(index, text),
       everywhere: (index, text) => this.#everywhere(index, text),
       remembers: Boolean(remember),
-      split: (index, text, place) => this.#correct(index, text) && this.#split(index, place),
+      split: (index, text, letters) => this.#correct(index, text) && this.#split(index, letters),
       toggle: () => this.player.toggle(),
       pause: () => this.player.pause(),
       back: () => this.player.back(),
     });
     this.player.ontime = (at, playing) => this.text.at(at, playing);
     this.people = people(this.names, {
+      named: () => this.saving.flush(),
       name: (label, name) => this.edits.do(this.edits.withName(label, name), `Named ${name.trim() || this.names.shown(label)}`, `name ${label}`),
       merge: (from, into) => this.edits.do(this.edits.withMerge(from, into), `Merged ${this.names.shown(from)} with ${this.names.shown(into)}`),
     });
+    this.selection = new Selection(this.text, this.names, (...given) => this.#giveWords(...given), this.closed.signal);
+    document.addEventListener("keydown", (event) => this.#pressed(event), { signal: this.closed.signal });
     this.#build(downloads);
     this.edits.listeners.push((note) => this.#changed(note));
     this.#changed("");
@@ -67,6 +74,7 @@ export class Viewer {
     this.editor.save(false);
     this.saving.flush();
     this.player.stop();
+    this.closed.abort();
   }
 
   // A file of a page without a server.
@@ -89,8 +97,10 @@ export class Viewer {
 
   // Returns whether the segment is still there.
   #correct(index, text) {
-    const at = this.edits.at(index);
-    this.edits.do(this.edits.withText(index, text), text.trim() ? `Corrected at ${at}` : `Deleted at ${at}`);
+    const { edits } = this;
+    const at = edits.at(index);
+    const told = toldOf(edits.pairs(index, text));
+    edits.do(edits.withText(index, text), text.trim() ? `Corrected at ${at}${told && `: ${told}`}` : `Deleted at ${at}`);
     return text.trim() !== "";
   }
 
@@ -102,21 +112,34 @@ export class Viewer {
       return this.#say("Corrected here only: no words stand in place of others.");
     }
     this.remember?.(pairs);
-    const told = pairs.map(([heard, meant]) => `${heard} → ${meant || "nothing"}`).join(", ");
     const where = `${count} ${count === 1 ? "place" : "places"}`;
-    this.edits.do(changes, `${told}: corrected at ${where}${this.remember ? ", and remembered for new recordings" : ""}`);
+    this.edits.do(changes, `${toldOf(pairs)}: corrected at ${where}${this.remember ? ", and remembered for new recordings" : ""}`);
   }
 
-  // Cuts the segment before its word number `place`.
-  #split(index, place) {
-    const done = this.edits.do(this.edits.withSplit(index, place), `Split at ${this.edits.at(index)}`);
+  // Cuts the segment behind so many letters.
+  #split(index, letters) {
+    const n = this.text.wordBehind(index, letters);
+    const made = this.edits.withSplit(index, n - this.text.members[index][0]);
+    const done = this.edits.do(made, `Split at ${clock(this.model.words[n].start)}`);
     if (done) this.text.focus(this.text.members[index + 1][0]);
     else this.#say("There is nothing to split here.");
   }
 
   #give(indices, choice) {
-    const label = choice === "new" ? this.edits.newSpeaker(this.names.labels) : choice;
-    this.edits.do(this.edits.withSpeaker(indices, label), `Speaker at ${this.edits.at(indices[0])}`);
+    const label = this.#label(choice);
+    this.edits.do(this.edits.withSpeaker(indices, label), `${this.names.shown(label)} speaks at ${this.edits.at(indices[0])}`);
+  }
+
+  #giveWords(first, last, choice) {
+    const { words } = this.model;
+    const [label, { start }] = [this.#label(choice), words[first]];
+    const places = [first, last].map((n) => [words[n].segment, n - this.text.members[words[n].segment][0]]);
+    this.edits.do(this.edits.withWords(...places, label), `${this.names.shown(label)} speaks at ${clock(start)}`);
+    this.text.focusName(first);
+  }
+
+  #label(choice) {
+    return choice === "new" ? this.edits.newSpeaker(this.names.labels) : choice;
   }
 
   #replace(text, by) {
@@ -130,11 +153,13 @@ export class Viewer {
   #changed(note) {
     const { edits, text } = this;
     this.names.learn();
-    const focused = document.activeElement?.closest?.(".transcript .w");
-    const place = text.model?.words[text.cursor]?.start;
+    const focused = document.activeElement?.closest?.(".transcript :is(.w, .name)");
+    const word = focused?.closest(".paragraph").querySelector(".w")?.dataset.n;
+    const place = text.model?.words[focused?.matches(".name") ? word : text.cursor]?.start;
     this.model = modelOf(this.data, edits.state.segments);
     text.show(this.model);
     if (focused && place !== undefined) text.focusAt(place);
+    if (focused?.matches(".name")) text.focusName(text.cursor);
     this.people.show(this.model.speakers);
     this.summary.textContent = this.#summed();
     for (const [control, steps, name] of [[this.undoing, edits.past, "Undo"], [this.redoing, edits.future, "Redo"]]) {
@@ -190,6 +215,10 @@ export class Viewer {
     this.seeking = search(this.text, (...given) => this.#replace(...given));
     this.undoing = button("↶", () => edits.undo(), { class: "small", "aria-label": "Undo" });
     this.redoing = button("↷", () => edits.redo(), { class: "small", "aria-label": "Redo" });
+    const versions = button("Versions", this.#told(async () => {
+      await this.saving.flush();
+      await this.versions.open();
+    }));
     const editing = button("Edit", () => {
       this.text.editing = !this.text.editing;
       editing.setAttribute("aria-pressed", String(this.text.editing));
@@ -202,28 +231,37 @@ export class Viewer {
     const copying = navigator.clipboard && model.words.length ? button("Copy", copied, { class: "copy" }) : null;
     this.root = h(
       "div",
-      { class: "viewer", onkeydown: (event) => this.#pressed(event) },
+      { class: "viewer" },
       this.summary,
       warned(model.warnings),
       h(
         "div",
         { class: "toolbar" },
         this.seeking.root,
-        h("div", { class: "tools" }, editing, this.undoing, this.redoing, copying, menu("Download", downloads.map(saved))),
+        h("div", { class: "tools" }, editing, this.undoing, this.redoing, versions, copying, menu("Download", downloads.map(saved))),
       ),
       h("div", { class: "cast" }, this.people.root, this.doubting),
       this.text.root,
+      this.selection.root,
+      this.versions.root,
       this.player.root,
     );
   }
 
+  // Undo and redo, but of letters where somebody writes: names are corrections, other fields have their own.
   #pressed(event) {
-    const field = event.target.closest("input:not([type=range]), textarea");
-    if (field || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
-    if (event.shiftKey) this.edits.redo();
+    if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || this.versions.root.open) return;
+    if (event.target.closest?.("input:not([type=range], .person input), textarea")) return;
+    if (this.editor.isOpen) this.editor.field.focus(), document.execCommand("undo");
+    else if (event.shiftKey) this.edits.redo();
     else this.edits.undo();
     event.preventDefault();
   }
+}
+
+function toldOf(pairs) {
+  const told = pairs.map(([heard, meant]) => `${heard} → ${meant || "nothing"}`).join(", ");
+  return told.length > 90 ? `${told.slice(0, 89)}…` : told;
 }
 
 function warned(notices) {
