@@ -1,12 +1,12 @@
 // The field in which a segment's text is corrected, in place of its words.
 import { button, h } from "./dom.js";
-import { MARKS } from "./edits.js";
+import { bare } from "./edits.js";
 
 const HELP = "Enter saves the text, Escape leaves it as it was, Ctrl Enter splits it at the cursor. Ctrl A selects the word, then all. Alt K plays or pauses, Alt J goes 3 seconds back.";
 
 // `text` is the Transcript, `act` has `correct(segment, text)`, `everywhere(segment, text)`,
-// `split(segment, text, letters)` behind so many letters, `toggle()`, `pause()` and `back()`; `remembers` is whether corrections everywhere are
-// for later recordings too.
+// `split(segment, text, letters before it)`, `toggle()`, `pause()` and `back()`; `remembers` is whether corrections
+// everywhere are for later recordings too.
 export class Editor {
   constructor(text, act) {
     Object.assign(this, { text, act, index: -1 });
@@ -28,33 +28,18 @@ export class Editor {
     this.first = members[this.index][0];
     const own = members[this.index].map((k) => spans[k]);
     this.before = model.segments[this.index].text.trim();
-    this.field = h("textarea", {
-      "aria-label": "Text of this part. " + HELP,
-      dir: "auto",
-      rows: 1,
-      maxlength: 20000, // what the server takes
-      spellcheck: "true",
-      oninput: () => this.#fit(),
-    });
+    const most = 20000; // characters, what the server takes
+    const told = { "aria-label": "Text of this part. " + HELP, dir: "auto", rows: 1, maxlength: most, spellcheck: "true" };
+    this.field = h("textarea", { ...told, oninput: () => this.#fit() });
     this.field.value = this.before;
-    this.root = h(
-      "span",
-      {
-        class: "editor",
-        onfocusout: (event) => this.#left(event),
-        onkeydown: (event) => this.#pressed(event),
-        ondblclick: (event) => event.stopPropagation(),
-      },
-      this.field,
-      h(
-        "span",
-        { class: "editor-actions" },
-        button("Save", () => this.save(true), { class: "main" }),
-        button("Cancel", () => this.cancel()),
-        button("Split here", () => this.#split()),
-        button(this.act.remembers ? "Everywhere, and remember" : "Everywhere", () => this.save(true, this.act.everywhere), { class: "everywhere" }),
-      ),
-    );
+    const actions = [
+      button("Save", () => this.save(true), { class: "main" }),
+      button("Cancel", () => this.cancel()),
+      button("Split here", () => this.#split()),
+      button(this.act.remembers ? "Everywhere, and remember" : "Everywhere", () => this.save(true, this.act.everywhere), { class: "everywhere" }),
+    ];
+    const heard = { onfocusout: (event) => this.#left(event), onkeydown: (event) => this.#pressed(event), ondblclick: (event) => event.stopPropagation() };
+    this.root = h("span", { class: "editor", ...heard }, this.field, h("span", { class: "editor-actions" }, actions));
     own[0].before(this.root);
     this.hidden = own;
     for (const span of own) span.hidden = true;
@@ -82,9 +67,8 @@ export class Editor {
   }
 
   #split() {
-    const { index, field, letters } = this;
-    this.#close();
-    this.act.split(index, field.value, letters);
+    const { letters } = this;
+    this.save(false, (index, text) => this.act.split(index, text, letters));
   }
 
   #close() {
@@ -99,10 +83,7 @@ export class Editor {
   }
 
   #pressed(event) {
-    if (event.target !== this.field) {
-      if (event.key === "Escape") this.cancel();
-      return;
-    }
+    if (event.target !== this.field && event.key !== "Escape") return;
     const play = { KeyK: this.act.toggle, KeyJ: this.act.back }[event.code];
     const all = event.key === "a" && (event.ctrlKey || event.metaKey);
     const once = all && !this.selected;
@@ -131,9 +112,8 @@ export class Editor {
   // Selects a word without the marks around it.
   #select(start, end) {
     const word = this.field.value.slice(start, end);
-    const bare = word.replace(MARKS, "") || word;
-    const first = start + word.indexOf(bare);
-    this.field.setSelectionRange(first, first + bare.length);
+    const inner = bare(word) || word;
+    this.field.setSelectionRange(start + word.indexOf(inner), start + word.indexOf(inner) + inner.length);
   }
 
   // How many letters stand before the cursor.

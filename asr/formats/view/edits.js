@@ -37,21 +37,20 @@ export class Edits {
   }
 
   undo() {
-    const step = this.past.pop();
-    if (!step) return null;
-    this.future.push(step);
-    [step.state, this.state] = [this.state, step.state];
-    this.#turn(this.state, `Undone: ${step.note}`);
-    return step.note;
+    return this.#moved(this.past, this.future, true);
   }
 
   redo() {
-    const step = this.future.pop();
+    return this.#moved(this.future, this.past, false);
+  }
+
+  #moved(from, to, undone) {
+    const step = from.pop();
     if (!step) return null;
-    this.past.push(step);
-    [step.state, this.state] = [this.state, step.state];
-    this.#turn(this.state, step.note);
-    return step.note;
+    const { state, note } = step;
+    to.push(Object.assign(step, { state: this.state, undone }));
+    this.#turn(state, undone ? `Undone: ${note}` : note);
+    return note;
   }
 
   get changed() {
@@ -67,34 +66,25 @@ export class Edits {
 
   // The text of a segment; its words keep their times where they stay, others share those that they replace.
   withText(index, text) {
-    const segment = this.state.segments[index];
-    const clean = this.#tidied(index, text);
-    if (clean === segment.text.replace(/\s+/g, " ").trim()) return null;
-    if (!clean) return this.#spliced(index, 1);
-    return this.#spliced(index, 1, this.#rewritten(segment, clean));
+    return { segments: this.#each((segment, n) => (n === index ? this.#tidied(index, text) : segment.text)) };
   }
 
   // Cuts a segment before its word number `n`.
   withSplit(index, n) {
-    const segments = cut(this.state.segments, index, n);
-    return segments === this.state.segments ? null : { segments };
+    return { segments: cut(this.state.segments, index, n) };
   }
 
   // The words from one to the other are a speaker's; each is [segment, number in it].
   withWords([first, n], [last, m], speaker) {
     const { segments } = this.state;
     if (segments.slice(first, last + 1).every((segment) => segment.speaker === speaker)) return null;
-    const parts = cut(cut(segments, last, m + 1), first, n);
-    const [from, to] = [first, last].map((index) => index + (n > 0 ? 1 : 0));
-    return this.withSpeaker(parts.flatMap((_, index) => (index >= from && index <= to ? [index] : [])), speaker, parts);
+    const more = n > 0 ? 1 : 0;
+    return this.withSpeaker((_, k) => k >= first + more && k <= last + more, speaker, cut(cut(segments, last, m + 1), first, n));
   }
 
-  withSpeaker(indices, speaker, from = this.state.segments) {
-    const wanted = new Set(indices);
-    const segments = from.map((segment, n) =>
-      wanted.has(n) && segment.speaker !== speaker ? { ...segment, speaker, sure: null } : segment,
-    );
-    return { segments };
+  // Those that are `chosen(segment, n)` are a speaker's.
+  withSpeaker(chosen, speaker, segments = this.state.segments) {
+    return { segments: segments.map((one, n) => (chosen(one, n) && one.speaker !== speaker ? { ...one, speaker, sure: null } : one)) };
   }
 
   withName(label, name) {
@@ -106,9 +96,8 @@ export class Edits {
 
   // All that one speaker said was said by the other.
   withMerge(from, into) {
-    const indices = this.state.segments.flatMap((segment, n) => (segment.speaker === from ? [n] : []));
     const { [from]: name, ...names } = this.state.names;
-    return { ...this.withSpeaker(indices, into), names: name && !names[into] ? { ...names, [into]: name } : names };
+    return { ...this.withSpeaker((segment) => segment.speaker === from, into), names: name && !names[into] ? { ...names, [into]: name } : names };
   }
 
   // Replaces all places in the text that are equal but for case; returns [changes, count].
@@ -148,23 +137,18 @@ export class Edits {
     return pairsOf(this.state.segments[index].text, text.replace(/[\s\0]+/g, " "), this.spaced);
   }
 
-  // A text in place of a segment's: what begins a sentence keeps its capital, and marks whose word has gone join the
-  // word before.
+  // What begins a sentence keeps its capital, and marks whose word has gone join the word before.
   #tidied(index, text) {
     const { segments } = this.state;
-    const clean = text.replace(/[\s\0]+/g, " ").trim();
-    if (!this.spaced || !clean) return clean;
-    const [old, fresh] = [segments[index].text.trim(), clean].map((whole) => whole.split(/\s+/));
+    const [old, fresh] = [segments[index].text, text].map((whole) => whole.match(/[^\s\0]+/g) || []);
     const [head, tail] = alike(old, fresh);
     const [gone, last] = [old.slice(head, old.length - tail), fresh.length - tail - 1];
-    if (!gone.length) return clean;
-    const alone = last >= head && !fresh[last].replace(MARKS, "") && gone.at(-1).replace(MARKS, "") && gone.at(-1).endsWith(fresh[last]);
-    if (alone) {
-      const [marks] = fresh.splice(last, 1);
-      if (last > 0) fresh[last - 1] = fresh[last - 1].replace(/[,;:]+$/, "") + marks;
-    }
+    if (!this.spaced || !gone.length) return fresh.join(" ");
+    const marks = last >= head && !bare(fresh[last]) && bare(gone.at(-1)) && gone.at(-1).endsWith(fresh[last]);
+    if (marks && last > 0) fresh[last - 1] = fresh[last - 1].replace(/[,;:]+$/, "") + fresh[last];
+    if (marks) fresh.splice(last, 1);
     const before = head ? old[head - 1] : (segments[index - 1]?.text ?? ".");
-    if (fresh.length > head && /[.!?…]["'”’)]*\s*$/.test(before)) fresh[head] = begun(fresh[head], gone[0]);
+    if (head < fresh.length && /[.!?…]["'”’)]*\s*$/.test(before)) fresh[head] = begun(fresh[head], gone[0]);
     return fresh.join(" ");
   }
 
@@ -185,10 +169,6 @@ export class Edits {
     }
   }
 
-  #spliced(index, count, ...made) {
-    return { segments: [...this.state.segments.slice(0, index), ...made, ...this.state.segments.slice(index + count)] };
-  }
-
   #rewritten(segment, clean) {
     const text = lead(segment) + clean;
     return { ...segment, text, doubt: null, words: segment.words && realigned(segment, parts(clean, this.spaced), lead(segment)) };
@@ -199,14 +179,8 @@ export class Edits {
   packed(note = "") {
     const { segments, names } = this.state;
     const word = (one) => this.words.get(one) ?? [one.word, one.start, one.end];
-    const segment = (one) =>
-      this.places.get(one) ?? {
-        start: one.start,
-        end: one.end,
-        text: one.text,
-        speaker: one.speaker,
-        words: one.words && one.words.map(word),
-      };
+    const made = ({ start, end, text, speaker, words }) => ({ start, end, text, speaker, words: words && words.map(word) });
+    const segment = (one) => this.places.get(one) ?? made(one);
     return { segments: segments.map(segment), names, merged: {}, note: note.slice(0, 200) };
   }
 
@@ -305,7 +279,7 @@ function evenly(texts, start, end) {
 // -- corrections everywhere: words as `forescribe transcribe --replace` has them ------------------------------
 
 const LETTER = "[\\p{L}\\p{M}\\p{N}_]";
-export const MARKS = /^[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+|[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+$/g;
+const MARKS = /^[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+|[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+$/g;
 
 function form(text) {
   return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replace(/\s+/g, "\\s+");
@@ -328,9 +302,13 @@ function cased(meant, heard) {
   return meant.slice(0, 1).toUpperCase() + meant.slice(1);
 }
 
+export function bare(words) {
+  return words.replace(MARKS, "");
+}
+
 // With the capital of what it stands in place of, unless the capital is what was corrected.
 function begun(written, heard) {
-  const [one, other] = [written, heard].map((word) => word.replace(MARKS, ""));
+  const [one, other] = [written, heard].map(bare);
   const [first = ""] = other;
   if (first === first.toLowerCase() || one !== one.toLowerCase() || one === other.toLowerCase()) return written;
   return written.replace(/\p{L}/u, (letter) => letter.toUpperCase());
@@ -348,7 +326,6 @@ function pairsOf(before, after, spaced) {
     if (differs) [gone, come].forEach((words, k) => runs.at(-1)[k].push(words[n]));
     open = differs;
   }
-  const bare = (words) => words.join(spaced ? " " : "").replace(MARKS, "");
   const said = ([heard, meant]) => /[\p{L}\p{N}]/u.test(heard) && heard !== meant && !/^[#/]|=>/.test(heard) && !meant.includes("=>");
-  return runs.map((run) => run.map(bare)).filter(said);
+  return runs.map((run) => run.map((words) => bare(words.join(spaced ? " " : "")))).filter(said);
 }

@@ -71,22 +71,20 @@ export class Saving {
   }
 
   // What was done since the last version.
-  #note() {
+  get #note() {
     const { past } = this.edits;
-    const parted = this.steps.findIndex((step, n) => step !== past[n]);
-    const undone = parted < 0 ? [] : this.steps.slice(parted).map(({ note }) => `Undone: ${note}`);
-    const done = past.slice(parted < 0 ? this.steps.length : parted).map(({ note }) => note);
-    return [...undone, ...done].join("; ") || past.at(-1)?.note;
+    const undone = this.steps.filter((step) => step.undone).map(({ note }) => `Undone: ${note}`);
+    const told = [...undone, ...past.filter((step) => !this.steps.includes(step)).map(({ note }) => note)];
+    return told.join("; ") || past.at(-1)?.note;
   }
 
   async #save() {
     if (!this.dirty) return this.#say(this.edits.past.length + this.edits.future.length ? "Saved" : "");
-    const { state, past } = this.edits;
-    const steps = [...past];
+    const saved = { saved: this.edits.state, steps: [...this.edits.past] };
     this.#say("Saving");
     try {
-      await this.keeper.save(this.edits.packed(this.#note()));
-      Object.assign(this, { saved: state, steps });
+      await this.keeper.save(this.edits.packed(this.#note));
+      Object.assign(this, saved);
       if (this.dirty) return await this.#save();
       this.#say("Saved");
     } catch (error) {

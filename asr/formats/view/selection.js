@@ -20,34 +20,29 @@ export class Selection {
 
   #show() {
     if (this.held || this.root.contains(document.activeElement)) return;
-    const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : null;
-    const words = range && !range.collapsed ? this.#wordsIn(range) : [];
+    const { spans, model } = this.text;
+    const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : new Range();
+    const words = range.collapsed ? [] : [...spans.keys()].filter((n) => !spans[n].hidden && holds(range, spans[n].firstChild));
     this.root.hidden = !words.length;
     if (!words.length) return;
     [this.first, this.last] = [words[0], words.at(-1)];
-    const told = `Who says ${words.length === 1 ? "this word" : `these ${words.length} words`}?`;
-    const speakers = this.text.model.speakers.map((label) => h("option", { value: label }, this.names.shown(label)));
+    const told = words.length === 1 ? "Who says this word?" : `Who says these ${words.length} words?`;
+    const speakers = model.speakers.map((label) => h("option", { value: label }, this.names.shown(label)));
     this.choice.replaceChildren(h("option", { value: "", hidden: true }, told), ...speakers, h("option", { value: "new" }, "A new speaker"));
     const [own, around] = [range.getBoundingClientRect(), this.root.offsetParent.getBoundingClientRect()];
-    const left = Math.min(own.left - around.left, around.width - this.root.offsetWidth);
-    Object.assign(this.root.style, { left: `${Math.max(0, left)}px`, top: `${own.bottom - around.top + 6}px` });
-  }
-
-  #wordsIn(range) {
-    if (!this.text.root.contains(range.commonAncestorContainer)) return [];
-    const own = document.createRange();
-    const holds = (span) => {
-      own.selectNodeContents(span.firstChild);
-      return range.compareBoundaryPoints(Range.END_TO_START, own) < 0 && range.compareBoundaryPoints(Range.START_TO_END, own) > 0;
-    };
-    return [...this.text.spans.keys()].filter((n) => !this.text.spans[n].hidden && holds(this.text.spans[n]));
+    const left = Math.max(0, Math.min(own.left - around.left, around.width - this.root.offsetWidth));
+    Object.assign(this.root.style, { left: `${left}px`, top: `${own.bottom - around.top + 6}px` });
   }
 
   #given() {
-    const { value } = this.choice;
     getSelection().removeAllRanges();
-    this.choice.blur();
     this.root.hidden = true;
-    this.give(this.first, this.last, value);
+    this.give(this.first, this.last, this.choice.value);
   }
+}
+
+function holds(range, text) {
+  const own = new Range();
+  own.selectNodeContents(text);
+  return range.compareBoundaryPoints(Range.END_TO_START, own) < 0 && range.compareBoundaryPoints(Range.START_TO_END, own) > 0;
 }

@@ -7,7 +7,7 @@ const DOUBTFUL = 0.5; // words of less probability are marked
 const TWICE_MS = 300; // a second click within it makes a double click, which edits and plays nothing
 
 // `seek(seconds, wait)` plays from there, after so many ms or at once; `toggle()` plays or pauses; `edit(word number)`
-// and `speaker(segment numbers, label or "new")` are asked for by a double click and by the name of a speaker.
+// and `speaker(first word, last, label or "new")` are asked for by a double click and by the name of a speaker.
 export class Transcript {
   constructor(names, act) {
     Object.assign(this, { names, act });
@@ -20,15 +20,10 @@ export class Transcript {
     this.editing = false; // a click edits
     this.drawn = { words: new Map(), paragraphs: new Map() }; // of each segment, to be used again
     this.none = h("p", { class: "quiet" }, "Nobody speaks in this recording.");
-    this.root = h("section", {
-      class: "transcript",
-      "aria-label": "Transcript. Left and right go from word to word; Enter plays the word, Space pauses, F2 edits.",
-      onpointerdown: (event) => this.#held(event),
-      onclick: (event) => this.#clicked(event),
-      ondblclick: (event) => this.#edited(event),
-      onkeydown: (event) => this.#pressed(event),
-      onfocusin: (event) => this.#entered(event),
-    });
+    const told = "Transcript. Left and right go from word to word; Enter plays the word, Space pauses, F2 edits.";
+    this.root = h("section", { class: "transcript", "aria-label": told });
+    const heard = { pointerdown: this.#held, click: this.#clicked, dblclick: this.#edited, keydown: this.#pressed, focusin: this.#entered };
+    for (const [name, hears] of Object.entries(heard)) this.root.addEventListener(name, (event) => hears.call(this, event.target.closest(".w"), event));
   }
 
   // Draws the text; paragraphs that stay the same keep their elements, so that nothing on the screen moves.
@@ -62,7 +57,8 @@ export class Transcript {
 
   // Moves the cursor to a word.
   focus(n) {
-    const span = this.spans[Math.min(Math.max(n, 0), this.spans.length - 1)];
+    this.#stopAt(Math.min(n, this.spans.length - 1));
+    const span = this.stop;
     span?.focus({ preventScroll: true });
     if (span && !visible(span)) span.scrollIntoView({ block: "center" });
   }
@@ -173,13 +169,12 @@ export class Transcript {
     });
   }
 
-  // The segments from a heading to the next.
+  // The first and the last word from a heading to the next.
   #run(own) {
     const { segments } = this.model;
     const first = segments.findIndex((segment) => segment.own === own);
-    let last = first;
-    while (segments[last + 1]?.speaker === segments[first].speaker && !segments[last + 1].cut) last++;
-    return Array.from({ length: last - first + 1 }, (_, n) => first + n);
+    const next = segments.findIndex(({ speaker, cut }, n) => n > first && (cut || speaker !== own.speaker));
+    return [this.members[first][0], next < 0 ? this.spans.length - 1 : this.members[next][0] - 1];
   }
 
   #paragraph(indices, headed) {
@@ -204,7 +199,7 @@ export class Transcript {
 
   // Who speaks from here to the next heading: a choice of all speakers, and of a new one.
   #named({ own, speaker }) {
-    const onchange = ({ target }) => this.act.speaker(this.#run(own), target.value);
+    const onchange = ({ target }) => this.act.speaker(...this.#run(own), target.value);
     return h("select", { class: "name", "data-speaker": speaker || "", title: "Another speaker", "aria-label": "Speaker", onchange });
   }
 
@@ -218,31 +213,25 @@ export class Transcript {
   }
 
   // In Chromium no selection begins in what can have the focus.
-  #held(event) {
-    const word = event.target.closest(".w");
-    if (!word) return;
-    const { tabIndex } = word;
-    word.removeAttribute("tabindex");
-    setTimeout(() => (word.tabIndex = tabIndex));
+  #held(word) {
+    word?.removeAttribute("tabindex");
+    setTimeout(() => word && (word.tabIndex = word === this.stop ? 0 : -1));
   }
 
-  #clicked(event) {
-    const word = event.target.closest(".w");
+  #clicked(word) {
     if (!word || String(getSelection())) return;
     this.focus(Number(word.dataset.n));
     if (this.editing) this.act.edit(this.cursor);
     else this.act.seek(this.model.words[this.cursor].start, TWICE_MS);
   }
 
-  #edited(event) {
-    const word = event.target.closest(".w");
+  #edited(word) {
     if (!word) return;
     getSelection()?.removeAllRanges();
     this.act.edit(Number(word.dataset.n));
   }
 
-  #entered(event) {
-    const word = event.target.closest(".w");
+  #entered(word) {
     if (word) this.#stopAt(Number(word.dataset.n));
   }
 
@@ -253,8 +242,7 @@ export class Transcript {
     if (this.stop) this.stop.tabIndex = 0;
   }
 
-  #pressed(event) {
-    const word = event.target.closest(".w");
+  #pressed(word, event) {
     if (!word || event.altKey || event.ctrlKey || event.metaKey) return;
     const step = getComputedStyle(word.parentNode).direction === "rtl" ? -1 : 1;
     if (event.key === "ArrowRight") this.focus(this.cursor + step);

@@ -5,13 +5,12 @@ import { alike, parts } from "./edits.js";
 // `restore(state, note)`; `keeper` as in saving.js.
 export class Versions {
   constructor(edits, keeper, restore) {
-    Object.assign(this, { edits, keeper, restore });
+    Object.assign(this, { edits, keeper });
     this.list = h("ol", {});
     this.text = h("p", { class: "version", dir: "auto", tabindex: "0", role: "region", "aria-label": "The version" });
-    this.back = button("Restore", () => this.#restore(), { class: "main" });
-    const close = button("Close", () => this.root.close());
+    this.back = button("Restore", () => (this.root.close(), restore(...this.chosen)), { class: "main" });
     const about = h("p", { class: "note" }, "Marked: only in this version. Struck out: only in the text now.");
-    const told = h("div", { class: "told" }, about, this.text, h("div", { class: "tools" }, this.back, close));
+    const told = h("div", { class: "told" }, about, this.text, h("div", { class: "tools" }, this.back, button("Close", () => this.root.close())));
     this.root = h("dialog", { class: "versions", "aria-label": "Versions" }, h("h2", {}, "Versions"), this.list, told);
   }
 
@@ -21,10 +20,11 @@ export class Versions {
       const when = new Date(1000 * at).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
       return [note || "Corrected", when, async () => this.edits.unpacked(await this.keeper.version(version))];
     });
-    const all = [...entries, ["As it was transcribed", "", async () => this.edits.original]];
-    this.list.replaceChildren(...all.map((entry) => {
+    entries.push(["As it was transcribed", "", () => this.edits.original]);
+    this.list.replaceChildren(...entries.map((entry) => {
       const [note, when] = entry;
-      return h("li", {}, h("button", { type: "button", onclick: ({ currentTarget }) => this.#look(entry, currentTarget) }, note, h("span", { class: "note" }, when)));
+      const look = ({ currentTarget }) => this.#look(entry, currentTarget);
+      return h("li", {}, h("button", { type: "button", onclick: look }, note, h("span", { class: "note" }, when)));
     }));
     this.root.showModal();
     this.list.querySelector("button").click();
@@ -48,24 +48,19 @@ export class Versions {
 
   // In pieces that begin at the same time in both.
   #compared(state) {
-    const starts = [this.edits.state, state].map(({ segments }) => new Set(segments.map(({ start }) => start)));
-    const common = starts[0].intersection(starts[1]);
-    const rows = new Map([[-1, [[], []]], ...[...common].map((start) => [start, [[], []]])]);
-    [this.edits.state, state].forEach(({ segments, names }, side) => {
-      let [row, before] = [rows.get(-1), ""];
+    const sides = [this.edits.state, state];
+    const [mine, theirs] = sides.map(({ segments }) => new Set(segments.map(({ start }) => start)));
+    const rows = new Map([-1, ...mine.intersection(theirs)].map((start) => [start, [[], []]]));
+    sides.forEach(({ segments, names }, side) => {
+      let [row, before] = [rows.get(-1), null];
       for (const { start, text, speaker } of segments) {
         row = rows.get(start) || row;
-        if (speaker && speaker !== before) row[side].push(`\n${names[speaker] || speaker}: `);
+        if (speaker !== before) row[side].push(`\n${names[speaker] || speaker || "Unknown speaker"}: `);
         before = speaker;
         row[side].push(...parts(text, this.edits.spaced));
       }
     });
-    return [...rows.values()].map(([now, then]) => h("span", {}, differing(now, then)));
-  }
-
-  #restore() {
-    this.root.close();
-    this.restore(...this.chosen);
+    return [...rows.values()].map(([now, then]) => differing(now, then)).flat().filter(Boolean);
   }
 }
 

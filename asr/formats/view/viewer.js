@@ -46,7 +46,7 @@ export class Viewer {
       seek: (...given) => this.player.seek(...given),
       toggle: () => this.player.toggle(),
       edit: (n) => this.editor.open(Math.min(n, this.text.spans.length - 1)),
-      speaker: (indices, choice) => this.#give(indices, choice),
+      speaker: (...given) => this.#give(...given),
     });
     this.editor = new Editor(this.text, {
       correct: (index, text) => this.#correct(index, text),
@@ -63,7 +63,7 @@ export class Viewer {
       name: (label, name) => this.edits.do(this.edits.withName(label, name), `Named ${name.trim() || this.names.shown(label)}`, `name ${label}`),
       merge: (from, into) => this.edits.do(this.edits.withMerge(from, into), `Merged ${this.names.shown(from)} with ${this.names.shown(into)}`),
     });
-    this.selection = new Selection(this.text, this.names, (...given) => this.#giveWords(...given), this.closed.signal);
+    this.selection = new Selection(this.text, this.names, (...given) => this.#give(...given), this.closed.signal);
     document.addEventListener("keydown", (event) => this.#pressed(event), { signal: this.closed.signal });
     this.#build(downloads);
     this.edits.listeners.push((note) => this.#changed(note));
@@ -125,21 +125,13 @@ export class Viewer {
     else this.#say("There is nothing to split here.");
   }
 
-  #give(indices, choice) {
-    const label = this.#label(choice);
-    this.edits.do(this.edits.withSpeaker(indices, label), `${this.names.shown(label)} speaks at ${this.edits.at(indices[0])}`);
-  }
-
-  #giveWords(first, last, choice) {
+  // Words are a speaker's.
+  #give(first, last, choice) {
     const { words } = this.model;
-    const [label, { start }] = [this.#label(choice), words[first]];
+    const label = choice === "new" ? this.edits.newSpeaker(this.names.labels) : choice;
     const places = [first, last].map((n) => [words[n].segment, n - this.text.members[words[n].segment][0]]);
-    this.edits.do(this.edits.withWords(...places, label), `${this.names.shown(label)} speaks at ${clock(start)}`);
+    this.edits.do(this.edits.withWords(...places, label), `${this.names.shown(label)} speaks at ${clock(words[first].start)}`);
     this.text.focusName(first);
-  }
-
-  #label(choice) {
-    return choice === "new" ? this.edits.newSpeaker(this.names.labels) : choice;
   }
 
   #replace(text, by) {
@@ -207,18 +199,12 @@ export class Viewer {
       if (name !== "recording") await this.saving.flush();
       return save(await make(), filename(this.title, name));
     })];
-    const copied = this.#told(async () => {
-      await navigator.clipboard.writeText(this.file("txt"));
-      return "Copied.";
-    });
+    const copied = this.#told(() => navigator.clipboard.writeText(this.file("txt")).then(() => "Copied."));
     this.said = h("p", { class: "said", role: "status" });
     this.seeking = search(this.text, (...given) => this.#replace(...given));
     this.undoing = button("↶", () => edits.undo(), { class: "small", "aria-label": "Undo" });
     this.redoing = button("↷", () => edits.redo(), { class: "small", "aria-label": "Redo" });
-    const versions = button("Versions", this.#told(async () => {
-      await this.saving.flush();
-      await this.versions.open();
-    }));
+    const versions = button("Versions", this.#told(() => this.saving.flush().then(() => this.versions.open())));
     const editing = button("Edit", () => {
       this.text.editing = !this.text.editing;
       editing.setAttribute("aria-pressed", String(this.text.editing));
@@ -229,29 +215,17 @@ export class Viewer {
     this.summary = h("p", { class: "summary" });
     // Browsers provide a clipboard in secure contexts only.
     const copying = navigator.clipboard && model.words.length ? button("Copy", copied, { class: "copy" }) : null;
-    this.root = h(
-      "div",
-      { class: "viewer" },
-      this.summary,
-      warned(model.warnings),
-      h(
-        "div",
-        { class: "toolbar" },
-        this.seeking.root,
-        h("div", { class: "tools" }, editing, this.undoing, this.redoing, versions, copying, menu("Download", downloads.map(saved))),
-      ),
-      h("div", { class: "cast" }, this.people.root, this.doubting),
-      this.text.root,
-      this.selection.root,
-      this.versions.root,
-      this.player.root,
-    );
+    const tools = h("div", { class: "tools" }, editing, this.undoing, this.redoing, versions, copying, menu("Download", downloads.map(saved)));
+    const toolbar = h("div", { class: "toolbar" }, this.seeking.root, tools);
+    const cast = h("div", { class: "cast" }, this.people.root, this.doubting);
+    const shown = [this.text, this.selection, this.versions, this.player].map(({ root }) => root);
+    this.root = h("div", { class: "viewer" }, this.summary, warned(model.warnings), toolbar, cast, shown);
   }
 
   // Undo and redo, but of letters where somebody writes: names are corrections, other fields have their own.
   #pressed(event) {
-    if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || this.versions.root.open) return;
-    if (event.target.closest?.("input:not([type=range], .person input), textarea")) return;
+    const written = event.target.closest?.("input:not([type=range], .person input), textarea, dialog");
+    if (written || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
     if (this.editor.isOpen) this.editor.field.focus(), document.execCommand("undo");
     else if (event.shiftKey) this.edits.redo();
     else this.edits.undo();
