@@ -224,7 +224,7 @@ export class Viewer {
 
   // Undo and redo, but of letters where somebody writes: names are corrections, other fields have their own.
   #pressed(event) {
-    const written = event.target.closest?.("input:not([type=range], .person input), textarea, dialog");
+    const written = event.target.closest?.(":read-write:not(.person input), dialog");
     if (written || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
     if (this.editor.isOpen) this.editor.field.focus(), document.execCommand("undo");
     else if (event.shiftKey) this.edits.redo();
