@@ -6,7 +6,6 @@
 //
 // States never change: an edit makes a new list, in which untouched segments and words are the same objects.
 // `packed` relies on that: what is still the original's is a number.
-import { clock } from "./dom.js";
 
 const MOST_STEPS = 500;
 
@@ -170,8 +169,8 @@ export class Edits {
   }
 
   #rewritten(segment, clean) {
-    const text = lead(segment) + clean;
-    return { ...segment, text, doubt: null, words: segment.words && realigned(segment, parts(clean, this.spaced), lead(segment)) };
+    const [lead] = segment.text.match(/^\s*/); // joins it to the one before
+    return { ...segment, text: lead + clean, doubt: null, words: segment.words && realigned(segment, parts(clean, this.spaced), lead) };
   }
 
   // -- to and from the server ------------------------------------------------------------------------
@@ -203,10 +202,6 @@ export class Edits {
   open(packed) {
     this.state = this.unpacked(packed);
   }
-
-  at(index) {
-    return clock(this.state.segments[index].start);
-  }
 }
 
 function same(one, other) {
@@ -223,11 +218,6 @@ function cut(segments, index, n) {
   const piece = (own, start, end) => ({ ...segment, start, end, text: own.map((word) => word.word).join(""), words: segment.words && own });
   const [end, start] = [Math.max(one.at(-1).end, segment.start), Math.min(two[0].start, segment.end)];
   return segments.toSpliced(index, 1, piece(one, segment.start, end), piece(two, Math.max(start, segment.start), segment.end));
-}
-
-// The white space that a segment begins with, which joins it to the one before.
-function lead(segment) {
-  return segment.text.match(/^\s*/)[0];
 }
 
 // How many words are the same at the beginning and at the end.
@@ -261,8 +251,8 @@ function realigned(segment, texts, first) {
   const end = gone.length ? gone.at(-1).end : (old[head]?.start ?? segment.end);
   const one = gone.length === come.length;
   const made = one ? gone.map((word, n) => (word.word.trim() === come[n].trim() ? kept(head + n, head + n) : { word: come[n], start: word.start, end: word.end })) : evenly(come, start, Math.max(start, end));
-  const rest = Array.from({ length: tail }, (_, n) => kept(old.length - tail + n, fresh.length - tail + n));
-  return [...Array.from({ length: head }, (_, n) => kept(n, n)), ...made, ...rest];
+  const behind = fresh.length - tail;
+  return fresh.map((_, n) => (n < head ? kept(n, n) : n < behind ? made[n - head] : kept(n - fresh.length + old.length, n)));
 }
 
 // Words that share a time by their lengths.

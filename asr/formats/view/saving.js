@@ -35,22 +35,19 @@ export class LocalKeeper {
   }
 }
 
-// `settle()` makes a correction of what is being typed.
+// `settle()` makes a correction of what is being typed; `signal` ends it.
 export class Saving {
-  constructor(edits, keeper, settle) {
+  constructor(edits, keeper, settle, signal) {
     Object.assign(this, { edits, keeper, saved: edits.state, steps: [], timer: null, stuck: false });
     this.told = h("span", {});
     this.choices = h("span", { class: "choices" });
     this.root = h("p", { class: "saving", role: "status" }, this.told, this.choices);
     edits.listeners.push(() => this.#later());
     const leave = (event) => {
-      if (!this.root.isConnected) return removeEventListener("beforeunload", leave);
       settle();
-      if (!this.dirty) return;
-      this.flush();
-      event.preventDefault();
+      if (this.dirty) this.flush(), event.preventDefault();
     };
-    addEventListener("beforeunload", leave);
+    addEventListener("beforeunload", leave, { signal });
   }
 
   get dirty() {

@@ -76,9 +76,8 @@ export class Transcript {
 
   // Goes to the choice of the speaker of a word.
   focusName(n) {
-    let paragraph = this.spans[n]?.closest(".paragraph");
-    while (paragraph && !paragraph.querySelector(".name")) paragraph = paragraph.previousElementSibling;
-    paragraph?.querySelector(".name").focus();
+    const before = (name) => name.compareDocumentPosition(this.spans[n]) & Node.DOCUMENT_POSITION_FOLLOWING;
+    [...this.root.querySelectorAll(".name")].findLast(before)?.focus();
   }
 
   // Highlights the word at a time, and scrolls to it as long as the reader has not scrolled away.

@@ -2,71 +2,61 @@
 import { button, h } from "./dom.js";
 import { alike, parts } from "./edits.js";
 
-// `restore(state, note)`; `keeper` as in saving.js.
-export class Versions {
-  constructor(edits, keeper, restore) {
-    Object.assign(this, { edits, keeper });
-    this.list = h("ol", {});
-    this.text = h("p", { class: "version", dir: "auto", tabindex: "0", role: "region", "aria-label": "The version" });
-    this.back = button("Restore", () => (this.root.close(), restore(...this.chosen)), { class: "main" });
-    const about = h("p", { class: "note" }, "Marked: only in this version. Struck out: only in the text now.");
-    const told = h("div", { class: "told" }, about, this.text, h("div", { class: "tools" }, this.back, button("Close", () => this.root.close())));
-    this.root = h("dialog", { class: "versions", "aria-label": "Versions" }, h("h2", {}, "Versions"), this.list, told);
-  }
-
-  async open() {
-    const { history } = await this.keeper.version();
+// Returns {root, open()}; `keeper` as in saving.js.
+export function versions(edits, keeper) {
+  let chosen = null;
+  const list = h("ul", {});
+  const text = h("p", { class: "version", dir: "auto", tabindex: "0", role: "region", "aria-label": "The version" });
+  const back = button("Restore", () => (root.close(), edits.do(...chosen)), { class: "main" });
+  const about = h("p", { class: "note" }, "Marked: only in this version. Struck out: only in the text now.");
+  const told = h("div", { class: "told" }, about, text, h("div", { class: "tools" }, back, button("Close", () => root.close())));
+  const root = h("dialog", { class: "versions", "aria-label": "Versions" }, h("h2", {}, "Versions"), list, told);
+  // Shows a version beside the text now.
+  const look = async (entry, load, note) => {
+    for (const one of list.children) one.firstChild.setAttribute("aria-pressed", String(one === entry));
+    back.disabled = true;
+    const shown = await Promise.resolve(load()).catch((error) => error);
+    if (entry.firstChild.getAttribute("aria-pressed") !== "true") return; // another was chosen meanwhile
+    if (shown instanceof Error) return text.replaceChildren(shown.message);
+    chosen = [shown, `Restored: ${note}`];
+    text.replaceChildren(...compared(edits.state, shown, edits.spaced));
+    text.querySelector("ins, del")?.scrollIntoView({ block: "nearest" });
+    back.disabled = false;
+  };
+  const entry = (load, note, when = "") => {
+    const own = h("li", {}, h("button", { type: "button", onclick: () => look(own, load, when ? `${note}, ${when}` : note) }, note, h("span", { class: "note" }, when)));
+    return own;
+  };
+  const open = async () => {
+    const { history } = await keeper.version();
     const entries = history.toReversed().map(({ version, saved_at: at, note }) => {
       const when = new Date(1000 * at).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-      return [note || "Corrected", when, async () => this.edits.unpacked(await this.keeper.version(version))];
+      return entry(async () => edits.unpacked(await keeper.version(version)), note || "Corrected", when);
     });
-    entries.push(["As it was transcribed", "", () => this.edits.original]);
-    this.list.replaceChildren(...entries.map((entry) => {
-      const [note, when] = entry;
-      const look = ({ currentTarget }) => this.#look(entry, currentTarget);
-      return h("li", {}, h("button", { type: "button", onclick: look }, note, h("span", { class: "note" }, when)));
-    }));
-    this.root.showModal();
-    this.list.querySelector("button").click();
-  }
-
-  // Shows a version beside the text now.
-  async #look([note, when, load], chosen) {
-    for (const one of this.list.querySelectorAll("button")) one.setAttribute("aria-pressed", String(one === chosen));
-    this.back.disabled = true;
-    try {
-      const state = await load();
-      if (chosen.getAttribute("aria-pressed") !== "true") return; // another was chosen meanwhile
-      this.chosen = [state, `Restored: ${[note, when].filter(Boolean).join(", ")}`];
-      this.text.replaceChildren(...this.#compared(state));
-      this.back.disabled = false;
-      this.text.querySelector("ins, del")?.scrollIntoView({ block: "nearest" });
-    } catch (error) {
-      this.text.replaceChildren(error.message);
-    }
-  }
-
-  // In pieces that begin at the same time in both.
-  #compared(state) {
-    const sides = [this.edits.state, state];
-    const [mine, theirs] = sides.map(({ segments }) => new Set(segments.map(({ start }) => start)));
-    const rows = new Map([-1, ...mine.intersection(theirs)].map((start) => [start, [[], []]]));
-    sides.forEach(({ segments, names }, side) => {
-      let [row, before] = [rows.get(-1), null];
-      for (const { start, text, speaker } of segments) {
-        row = rows.get(start) || row;
-        if (speaker !== before) row[side].push(`\n${names[speaker] || speaker || "Unknown speaker"}: `);
-        before = speaker;
-        row[side].push(...parts(text, this.edits.spaced));
-      }
-    });
-    return [...rows.values()].map(([now, then]) => differing(now, then)).flat().filter(Boolean);
-  }
+    list.replaceChildren(...entries, entry(() => edits.original, "As it was transcribed"));
+    root.showModal();
+    list.querySelector("button").click();
+  };
+  return { root, open };
 }
 
-function differing(now, then) {
-  const [head, tail] = alike(now, then);
-  const part = (tag, words) => (words.length ? h(tag, {}, words.join("")) : null);
-  const middle = (words) => words.slice(head, words.length - tail);
-  return [then.slice(0, head).join(""), part("del", middle(now)), part("ins", middle(then)), then.slice(then.length - tail).join("")];
+// Their words, in pieces that begin at the same time in both.
+function compared(now, then, spaced) {
+  const [mine, theirs] = [now, then].map(({ segments }) => new Set(segments.map(({ start }) => start)));
+  const rows = new Map([-1, ...mine.intersection(theirs)].map((start) => [start, [[], []]]));
+  [now, then].forEach(({ segments, names }, side) => {
+    let [row, before] = [rows.get(-1), null];
+    for (const { start, text, speaker } of segments) {
+      row = rows.get(start) || row;
+      if (speaker !== before) row[side].push(`\n${names[speaker] || speaker || "Unknown speaker"}: `);
+      before = speaker;
+      row[side].push(...parts(text, spaced));
+    }
+  });
+  return [...rows.values()].flatMap(([old, fresh]) => {
+    const [head, tail] = alike(old, fresh);
+    const [gone, come] = [old, fresh].map((words) => words.slice(head, words.length - tail).join(""));
+    const middle = [gone && h("del", {}, gone), come && h("ins", {}, come)];
+    return [fresh.slice(0, head).join(""), ...middle, fresh.slice(fresh.length - tail).join("")];
+  }).filter(Boolean);
 }

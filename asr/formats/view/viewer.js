@@ -11,9 +11,9 @@ import { people } from "./people.js";
 import { Player } from "./player.js";
 import { Saving } from "./saving.js";
 import { search } from "./search.js";
-import { Selection } from "./selection.js";
+import { selection } from "./selection.js";
 import { Transcript } from "./transcript.js";
-import { Versions } from "./versions.js";
+import { versions } from "./versions.js";
 
 export const KINDS = {
   docx: "Word (.docx)",
@@ -38,24 +38,23 @@ export class Viewer {
     if (kept) this.edits.open(kept);
     this.model = modelOf(data, this.edits.state.segments);
     this.names = new Names(this.edits);
-    this.saving = new Saving(this.edits, keeper, () => this.editor.save(false));
-    this.versions = new Versions(this.edits, keeper, (state, note) => this.edits.do(state, note));
     this.closed = new AbortController();
+    const { signal } = this.closed;
+    this.saving = new Saving(this.edits, keeper, () => this.editor.save(false), signal);
+    this.versions = versions(this.edits, keeper);
     this.player = new Player({ src, note });
+    const sound = Object.fromEntries(["seek", "toggle", "pause", "back"].map((name) => [name, (...given) => this.player[name](...given)]));
     this.text = new Transcript(this.names, {
-      seek: (...given) => this.player.seek(...given),
-      toggle: () => this.player.toggle(),
+      ...sound,
       edit: (n) => this.editor.open(Math.min(n, this.text.spans.length - 1)),
       speaker: (...given) => this.#give(...given),
     });
     this.editor = new Editor(this.text, {
+      ...sound,
       correct: (index, text) => this.#correct(index, text),
       everywhere: (index, text) => this.#everywhere(index, text),
       remembers: Boolean(remember),
       split: (index, text, letters) => this.#correct(index, text) && this.#split(index, letters),
-      toggle: () => this.player.toggle(),
-      pause: () => this.player.pause(),
-      back: () => this.player.back(),
     });
     this.player.ontime = (at, playing) => this.text.at(at, playing);
     this.people = people(this.names, {
@@ -63,8 +62,8 @@ export class Viewer {
       name: (label, name) => this.edits.do(this.edits.withName(label, name), `Named ${name.trim() || this.names.shown(label)}`, `name ${label}`),
       merge: (from, into) => this.edits.do(this.edits.withMerge(from, into), `Merged ${this.names.shown(from)} with ${this.names.shown(into)}`),
     });
-    this.selection = new Selection(this.text, this.names, (...given) => this.#give(...given), this.closed.signal);
-    document.addEventListener("keydown", (event) => this.#pressed(event), { signal: this.closed.signal });
+    this.selection = selection(this.text, this.names, (...given) => this.#give(...given), signal);
+    document.addEventListener("keydown", (event) => this.#pressed(event), { signal });
     this.#build(downloads);
     this.edits.listeners.push((note) => this.#changed(note));
     this.#changed("");
@@ -98,7 +97,7 @@ export class Viewer {
   // Returns whether the segment is still there.
   #correct(index, text) {
     const { edits } = this;
-    const at = edits.at(index);
+    const at = clock(edits.state.segments[index].start);
     const told = toldOf(edits.pairs(index, text));
     edits.do(edits.withText(index, text), text.trim() ? `Corrected at ${at}${told && `: ${told}`}` : `Deleted at ${at}`);
     return text.trim() !== "";
@@ -204,7 +203,7 @@ export class Viewer {
     this.seeking = search(this.text, (...given) => this.#replace(...given));
     this.undoing = button("↶", () => edits.undo(), { class: "small", "aria-label": "Undo" });
     this.redoing = button("↷", () => edits.redo(), { class: "small", "aria-label": "Redo" });
-    const versions = button("Versions", this.#told(() => this.saving.flush().then(() => this.versions.open())));
+    const earlier = button("Versions", this.#told(() => this.saving.flush().then(() => this.versions.open())));
     const editing = button("Edit", () => {
       this.text.editing = !this.text.editing;
       editing.setAttribute("aria-pressed", String(this.text.editing));
@@ -215,7 +214,7 @@ export class Viewer {
     this.summary = h("p", { class: "summary" });
     // Browsers provide a clipboard in secure contexts only.
     const copying = navigator.clipboard && model.words.length ? button("Copy", copied, { class: "copy" }) : null;
-    const tools = h("div", { class: "tools" }, editing, this.undoing, this.redoing, versions, copying, menu("Download", downloads.map(saved)));
+    const tools = h("div", { class: "tools" }, editing, this.undoing, this.redoing, earlier, copying, menu("Download", downloads.map(saved)));
     const toolbar = h("div", { class: "toolbar" }, this.seeking.root, tools);
     const cast = h("div", { class: "cast" }, this.people.root, this.doubting);
     const shown = [this.text, this.selection, this.versions, this.player].map(({ root }) => root);
