@@ -178,7 +178,7 @@ def _turns(turns: Turns, said: Sequence[tuple[str | None, Word | Segment]]) -> T
         inside = words[first:last] or (words[first:] or words)[:1] * (turn.speaker not in left)
         middles = [(one.end_sample + other.start_sample) // 2 for one, other in pairwise(inside)]
         shares = pairwise([turn.start_sample, *middles, turn.end_sample])
-        for part, (start, end) in zip(inside or [turn], shares, strict=True):
+        for part, (start, end) in zip((*inside,) or (turn,), shares, strict=True):
             start, end = max(start, turn.start_sample), min(end, turn.end_sample)
             if part.speaker is not None and start < end:
                 found.append(Turn(start, end, part.speaker, known.get(part.speaker)))

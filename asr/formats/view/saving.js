@@ -57,8 +57,7 @@ export class Saving {
   // Saves now. Resolves when nothing is left to save or it has failed.
   flush() {
     clearTimeout(this.timer);
-    this.running = (this.running || Promise.resolve()).then(() => this.#save());
-    return this.running;
+    return (this.running = (this.running || Promise.resolve()).then(() => this.#save()));
   }
 
   #later() {

@@ -10,19 +10,13 @@ const TWICE_MS = 300; // a second click within it makes a double click, which ed
 // and `speaker(first word, last, label or "new")` are asked for by a double click and by the name of a speaker.
 export class Transcript {
   constructor(names, act) {
-    Object.assign(this, { names, act });
-    this.lit = [];
-    this.hits = [];
-    this.spans = [];
-    this.unsure = []; // words of little probability
-    this.now = -1;
-    this.cursor = 0; // the word that is the tab stop
-    this.editing = false; // a click edits
+    // `cursor` is the word that is the tab stop, `unsure` are those of little probability; a click edits while `editing`.
+    Object.assign(this, { names, act, lit: [], hits: [], spans: [], unsure: [], now: -1, cursor: 0, editing: false });
     this.drawn = { words: new Map(), paragraphs: new Map() }; // of each segment, to be used again
     this.none = h("p", { class: "quiet" }, "Nobody speaks in this recording.");
     const told = "Transcript. Left and right go from word to word; Enter plays the word, Space pauses, F2 edits.";
     this.root = h("section", { class: "transcript", "aria-label": told });
-    const heard = { pointerdown: this.#held, click: this.#clicked, dblclick: this.#edited, keydown: this.#pressed, focusin: this.#entered };
+    const heard = { pointerdown: this.#held, click: this.#clicked, dblclick: this.#edited, keydown: this.#pressed };
     for (const [name, hears] of Object.entries(heard)) this.root.addEventListener(name, (event) => hears.call(this, event.target.closest(".w"), event));
   }
 
@@ -90,7 +84,7 @@ export class Transcript {
     this.lit = word ? this.spans.slice(word.first, word.last + 1) : [];
     for (const span of this.lit) span.classList.add("now");
     this.now = n;
-    if (follow && stayed && n >= 0 && !visible(this.spans[n])) this.#show(n);
+    if (follow && stayed && n >= 0 && !visible(this.spans[n])) this.spans[n].scrollIntoView({ block: "center" });
   }
 
   // Marks all matches of the text; returns their number.
@@ -120,18 +114,15 @@ export class Transcript {
     for (const span of this.spans) span.classList.remove("found");
     const [first, last] = this.hits[number];
     for (let n = first; n <= last; n++) this.spans[n].classList.add("found");
-    this.#show(first);
+    this.spans[first].scrollIntoView({ block: "center" });
   }
 
   #spansOf(segment, members) {
     const old = this.drawn.words.get(segment.own);
-    const used = old?.length === members.length ? old : members.map((n) => this.#span(this.model.words[n], segment));
+    const span = (n) => h("span", { class: `w${segment.doubt ? " doubtful" : ""}`, tabindex: "-1" }, this.model.words[n].text);
+    const used = old?.length === members.length ? old : members.map(span);
     if (used.length && used[0].dataset.n !== String(members[0])) members.forEach((n, at) => (used[at].dataset.n = n));
     return used;
-  }
-
-  #span(word, segment) {
-    return h("span", { class: `w${segment.doubt ? " doubtful" : ""}`, tabindex: "-1" }, word.text);
   }
 
   #mark() {
@@ -173,7 +164,8 @@ export class Transcript {
     const { segments } = this.model;
     const first = segments.findIndex((segment) => segment.own === own);
     const next = segments.findIndex(({ speaker, cut }, n) => n > first && (cut || speaker !== own.speaker));
-    return [this.members[first][0], next < 0 ? this.spans.length - 1 : this.members[next][0] - 1];
+    const words = this.members.slice(first, next < 0 ? segments.length : next).flat();
+    return [words[0], words.at(-1)];
   }
 
   #paragraph(indices, headed) {
@@ -230,10 +222,6 @@ export class Transcript {
     this.act.edit(Number(word.dataset.n));
   }
 
-  #entered(word) {
-    if (word) this.#stopAt(Number(word.dataset.n));
-  }
-
   #stopAt(n) {
     if (this.stop) this.stop.tabIndex = -1;
     this.cursor = Math.max(0, n);
@@ -257,10 +245,6 @@ export class Transcript {
     const n = lastUpTo(this.starts, seconds);
     const word = this.model.words[n];
     return word && seconds < Math.max(word.end, word.start + 0.1) ? n : -1;
-  }
-
-  #show(n) {
-    this.spans[n].scrollIntoView({ block: "center" });
   }
 }
 

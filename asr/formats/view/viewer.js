@@ -97,9 +97,9 @@ export class Viewer {
   // Returns whether the segment is still there.
   #correct(index, text) {
     const { edits } = this;
-    const at = clock(edits.state.segments[index].start);
     const told = toldOf(edits.pairs(index, text));
-    edits.do(edits.withText(index, text), text.trim() ? `Corrected at ${at}${told && `: ${told}`}` : `Deleted at ${at}`);
+    const done = text.trim() ? "Corrected" : "Deleted";
+    edits.do(edits.withText(index, text), `${done} at ${clock(edits.state.segments[index].start)}${told && `: ${told}`}`);
     return text.trim() !== "";
   }
 
@@ -182,13 +182,9 @@ export class Viewer {
 
   // Runs `work`, whose answer or error is shown.
   #told(work) {
-    return async () => {
+    return () => {
       this.#say("");
-      try {
-        this.#say((await work()) || "");
-      } catch (error) {
-        this.#say(error.message, true);
-      }
+      return Promise.resolve().then(work).then((text = "") => this.#say(text), (error) => this.#say(error.message, true));
     };
   }
 
