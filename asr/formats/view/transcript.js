@@ -16,7 +16,8 @@ export class Transcript {
     this.none = h("p", { class: "quiet" }, "Nobody speaks in this recording.");
     const told = "Transcript. Left and right go from word to word; Enter plays the word, Space pauses, F2 edits.";
     this.root = h("section", { class: "transcript", "aria-label": told });
-    const heard = { pointerdown: this.#held, click: this.#clicked, dblclick: this.#edited, keydown: this.#pressed };
+    const focusin = (word) => word && this.#stopAt(Number(word.dataset.n));
+    const heard = { pointerdown: this.#held, click: this.#clicked, dblclick: this.#edited, keydown: this.#pressed, focusin };
     for (const [name, hears] of Object.entries(heard)) this.root.addEventListener(name, (event) => hears.call(this, event.target.closest(".w"), event));
   }
 

@@ -120,8 +120,8 @@ export class Viewer {
     const n = this.text.wordBehind(index, letters);
     const made = this.edits.withSplit(index, n - this.text.members[index][0]);
     const done = this.edits.do(made, `Split at ${clock(this.model.words[n].start)}`);
-    if (done) this.text.focus(this.text.members[index + 1][0]);
-    else this.#say("There is nothing to split here.");
+    this.text.focus(n);
+    if (!done) this.#say("There is nothing to split here.");
   }
 
   // Words are a speaker's.
