@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Segment, Turn, Word, samples_at
+from forescribe.diarize.turns import Turns
 
 from ..errors import ApiError, invalid
 from ..http.bodies import label
@@ -38,11 +41,8 @@ MAX_VERSIONS = 50
 MAX_BYTES = 4 << 20
 """Of a body: three hours in which every word is another one have about 2 MB."""
 
-MAX_SEGMENT = 20_000
-MAX_NAME = 200
-"""Characters."""
-
-MAX_SPEAKERS = 500
+MAX_SEGMENT, MAX_NAME, MAX_SPEAKERS = 20_000, 200, 500
+"""Characters, characters, names."""
 
 Number = Annotated[int, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e7)]
@@ -86,20 +86,20 @@ class Corrections(Frozen):
             for s in self.segments
         )
         segments = tuple(replace(segment, id=n) for n, segment in enumerate(made))
+        said = [
+            (part.speaker if isinstance(new, int) else original.voice(new), part)
+            for new, segment in zip(self.segments, segments, strict=True)
+            for part in segment.words or (segment,)
+        ]
         corrected = replace(
             transcript,
             segments=segments,
+            turns=_turns(Turns(transcript.turns), said).turns,
             diarized=transcript.diarized or any(segment.speaker for segment in segments),
             settings={**transcript.settings, "corrected": True},
         )
-        if not (self.names or self.merged):
-            return corrected
-        return corrected.renamed({label: self.name(label) for label in corrected.speakers})
-
-    def name(self, label: str) -> str:
-        """What a speaker is called."""
-        label = self.merged.get(label, label)
-        return self.names.get(label, label)
+        merged = {label: self.merged.get(label, label) for label in corrected.speakers}
+        return corrected.renamed({k: self.names.get(label, label) for k, label in merged.items()})
 
 
 class _Original:
@@ -134,6 +134,11 @@ class _Original:
             corrections=(),
         )
 
+    def voice(self, new: NewSegment) -> str | None:
+        """Who was heard there: in the first of its words that is one of the result's, or at its time."""
+        kept = (self.words[n] for n in new.words or () if isinstance(n, int))
+        return next(kept, self._at(samples_at(new.start))).speaker
+
     def _word(self, word: int | NewWord, speaker: str | None) -> Word:
         if not isinstance(word, int):
             return Word(word[0], *self._times(word[1], word[2]), speaker=speaker)
@@ -146,8 +151,7 @@ class _Original:
         """In samples."""
         start, end = samples_at(start_s), samples_at(end_s)
         if not start <= end <= self.last:
-            text = f"from {start_s} to {end_s} s is no time of this recording"
-            raise invalid("segments", text)
+            raise invalid("segments", f"from {start_s} to {end_s} s is no time of this recording")
         return start, end
 
     def _at(self, start: int) -> Segment:
@@ -155,6 +159,35 @@ class _Original:
             return Segment(0, 0, 0, start, start, "", (), 0.0, 0.0, 0.0, 0.0)
         after = bisect_right(self.segments, start, key=lambda s: s.start_sample)
         return self.segments[max(0, after - 1)]
+
+
+def _turns(turns: Turns, said: Sequence[tuple[str | None, Word | Segment]]) -> Turns:
+    """Who speaks when, by who was heard in each word and who has said it. A turn is parted halfway between
+    its speaker's words that are of two people now; one without words goes with the next if its speaker has
+    none left. Words outside the turns of who was heard make turns of their own."""
+    if all(voice == part.speaker for voice, part in said):
+        return turns
+    said, left = sorted(said, key=lambda one: one[1].start_sample), {p.speaker for _, p in said}
+    own = {who: [part for voice, part in said if voice == who] for who in turns.speakers}
+    found, held = list[Turn](), set[int]()
+    for turn in turns:
+        words, known = own[turn.speaker], {turn.speaker: turn.confidence}
+        first = bisect_right(words, turn.start_sample, key=lambda word: word.end_sample)
+        last = bisect_left(words, turn.end_sample, key=lambda word: word.start_sample)
+        held.update(map(id, words[first:last]))
+        inside = words[first:last] or (words[first:] or words)[:1] * (turn.speaker not in left)
+        middles = [(one.end_sample + other.start_sample) // 2 for one, other in pairwise(inside)]
+        shares = pairwise([turn.start_sample, *middles, turn.end_sample])
+        for part, (start, end) in zip((*inside,) or (turn,), shares, strict=True):
+            start, end = max(start, turn.start_sample), min(end, turn.end_sample)
+            if part.speaker is not None and start < end:
+                found.append(Turn(start, end, part.speaker, known.get(part.speaker)))
+    lost = (
+        Turn(part.start_sample, max(part.end_sample, part.start_sample + 1), part.speaker)
+        for voice, part in said
+        if part.speaker not in (None, voice) and id(part) not in held
+    )
+    return Turns((*found, *Turns(tuple(lost)).joined(SAMPLE_RATE))).joined()
 
 
 @dataclass(frozen=True)
@@ -170,48 +203,34 @@ class Version:
         """Changes with each save and with the result."""
         return f'"{self.file}"'
 
-    @property
-    def corrections(self) -> Corrections | None:
-        """None for the result without corrections."""
-        if not self.number:
-            return None
-        return Corrections.model_validate({k: self.saved[k] for k in Corrections.model_fields})
-
     def view(self) -> dict[str, Any]:
         """The JSON for clients."""
         told = {k: v for k, v in self.saved.items() if k != "base"}
         return {"object": "corrections", "version": self.number, **told}
 
 
-NONE: Mapping[str, Any] = {
-    "saved_at": None,
-    "segments": None,
-    "names": {},
-    "merged": {},
-    "note": "",
-    "history": [],
-}
+NONE = Corrections(segments=[]).model_dump() | {"segments": None, "saved_at": None, "history": []}
 """The content of version 0."""
 
 
 class CorrectedJobs:
-    """The corrections of the jobs of a store. `get` and `original` give an owner's job and its transcript as
+    """The corrections of the jobs of a store. `get` and `result` give an owner's job and its transcript as
     it was decoded. The methods raise ApiError as these do, and `conflict` if the corrections belong to
     another result."""
 
     def __init__(
-        self,
-        store: Store,
-        get: Callable[[str, str], Job],
-        original: Callable[[str, str], Transcript],
+        self, store: Store, get: Callable[[str, str], Job], result: Callable[[str, str], Transcript]
     ) -> None:
-        self.store, self._get, self._original = store, get, original
+        self.store, self._get, self._original = store, get, result
 
     def transcript(self, id: str, owner: str) -> Transcript:
         """The transcript as it has been corrected."""
         transcript = self._original(id, owner)
-        corrections = self._current(id, owner).corrections
-        return transcript if corrections is None else corrections.apply(transcript)
+        version = self._current(id, owner)
+        if not version.number:
+            return transcript
+        told = {name: version.saved[name] for name in Corrections.model_fields}
+        return Corrections.model_validate(told).apply(transcript)
 
     def get(self, id: str, owner: str, number: int | None = None) -> Version:
         """The latest version, or the one with this number. Raises ApiError `in_progress` without a result."""
@@ -242,9 +261,8 @@ class CorrectedJobs:
                 text = f"the job is {job.state}: its text can be corrected at its end"
                 raise ApiError("conflict", text)
             latest = latest_version(job)
-            if (latest, job.files.get(_role(latest))) != (before.number, before.file):
-                raise _stale()
-            if job.files["result"] != saved["base"]:
+            now = (latest, job.files.get(_role(latest)), job.files["result"])
+            if now != (before.number, before.file, saved["base"]):
                 raise _stale()
             files = {**job.files, _role(number): name}
             oldest = files.pop(f"corrections-{number - MAX_VERSIONS}", None)
@@ -295,14 +313,12 @@ class CorrectedJobs:
 
 def _check_once(what: str, items: Iterable[object], count: int) -> None:
     """Each number at most once: a few bytes that name a long segment many times would fill the memory."""
-    seen = set[int]()
-    for number in (item for item in items if isinstance(item, int)):
+    for number, times in Counter(item for item in items if isinstance(item, int)).items():
         if number >= count:
             text = f"the result has {count} {what}, and none is number {number}"
             raise invalid("segments", text)
-        if number in seen:
+        if times > 1:
             raise invalid("segments", f"number {number} of the {what} is named twice")
-        seen.add(number)
 
 
 def _role(number: int) -> str:

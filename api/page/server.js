@@ -151,6 +151,11 @@ class ServerKeeper {
     return found.version ? found : null;
   }
 
+  // A version, or the latest; the next `save` still replaces the one that was loaded.
+  async version(number) {
+    return bodyOf(await ask(number ? `${this.path}?version=${number}` : this.path, { signal: this.signal }), "json");
+  }
+
   // If the answer is lost the request is repeated, and then meets the version that it has saved.
   async save(packed) {
     const body = JSON.stringify(packed);

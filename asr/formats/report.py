@@ -48,7 +48,7 @@ PLAYABLE: Mapping[str, str] = {  # types of sound that browsers play, by extensi
 
 MODULES = (
     "dom.js model.js names.js formats.js docx.js menu.js edits.js saving.js editor.js search.js people.js "
-    "transcript.js player.js viewer.js report.js"
+    "transcript.js selection.js versions.js player.js viewer.js report.js"
 ).split()
 """The files of the program, each after those that it imports."""
 

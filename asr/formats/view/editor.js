@@ -1,11 +1,12 @@
 // The field in which a segment's text is corrected, in place of its words.
 import { button, h } from "./dom.js";
+import { bare } from "./edits.js";
 
 const HELP = "Enter saves the text, Escape leaves it as it was, Ctrl Enter splits it at the cursor. Ctrl A selects the word, then all. Alt K plays or pauses, Alt J goes 3 seconds back.";
 
 // `text` is the Transcript, `act` has `correct(segment, text)`, `everywhere(segment, text)`,
-// `split(segment, text, place)`, `toggle()`, `pause()` and `back()`; `remembers` is whether corrections everywhere are
-// for later recordings too.
+// `split(segment, text, letters before it)`, `toggle()`, `pause()` and `back()`; `remembers` is whether corrections
+// everywhere are for later recordings too.
 export class Editor {
   constructor(text, act) {
     Object.assign(this, { text, act, index: -1 });
@@ -27,29 +28,18 @@ export class Editor {
     this.first = members[this.index][0];
     const own = members[this.index].map((k) => spans[k]);
     this.before = model.segments[this.index].text.trim();
-    this.field = h("textarea", {
-      "aria-label": "Text of this part. " + HELP,
-      dir: "auto",
-      rows: 1,
-      maxlength: 20000, // what the server takes
-      spellcheck: "true",
-      oninput: () => this.#fit(),
-      onkeydown: (event) => this.#pressed(event),
-    });
+    const most = 20000; // characters, what the server takes
+    const told = { "aria-label": "Text of this part. " + HELP, dir: "auto", rows: 1, maxlength: most, spellcheck: "true" };
+    this.field = h("textarea", { ...told, oninput: () => this.#fit() });
     this.field.value = this.before;
-    this.root = h(
-      "span",
-      { class: "editor", onfocusout: (event) => this.#left(event), ondblclick: (event) => event.stopPropagation() },
-      this.field,
-      h(
-        "span",
-        { class: "editor-actions" },
-        button("Save", () => this.save(true), { class: "main" }),
-        button("Cancel", () => this.cancel()),
-        button("Split here", () => this.#split()),
-        button(this.act.remembers ? "Everywhere, and remember" : "Everywhere", () => this.save(true, this.act.everywhere), { class: "everywhere" }),
-      ),
-    );
+    const actions = [
+      button("Save", () => this.save(true), { class: "main" }),
+      button("Cancel", () => this.cancel()),
+      button("Split here", () => this.#split()),
+      button(this.act.remembers ? "Everywhere, and remember" : "Everywhere", () => this.save(true, this.act.everywhere), { class: "everywhere" }),
+    ];
+    const heard = { onfocusout: (event) => this.#left(event), onkeydown: (event) => this.#pressed(event), ondblclick: (event) => event.stopPropagation() };
+    this.root = h("span", { class: "editor", ...heard }, this.field, h("span", { class: "editor-actions" }, actions));
     own[0].before(this.root);
     this.hidden = own;
     for (const span of own) span.hidden = true;
@@ -57,19 +47,17 @@ export class Editor {
     this.field.focus({ preventScroll: true });
     // The words with the white space between them are the text.
     const before = model.words.slice(this.first, n + 1).map(({ lead, text }, k) => (k ? lead : "") + text).join("").length;
-    this.field.setSelectionRange(before - word.text.length, before);
+    this.#select(before - word.text.length, before);
     this.root.scrollIntoView({ block: "nearest" });
   }
 
   // Saves what is written, here or as `by` does. `back`: the focus returns to the text.
   save(back, by = this.act.correct) {
     if (!this.isOpen) return;
-    const { index, field } = this;
-    const place = this.#wordAt(field.selectionStart);
+    const { index, field, letters } = this;
     this.#close();
     by(index, field.value);
-    const members = this.text.members[Math.min(index, this.text.members.length - 1)] || [];
-    if (back) this.text.focus(members[Math.min(place, members.length - 1)] ?? 0);
+    if (back) this.text.focus(this.text.wordBehind(Math.min(index, this.text.members.length - 1), letters));
   }
 
   cancel() {
@@ -79,10 +67,8 @@ export class Editor {
   }
 
   #split() {
-    const { index, field } = this;
-    const place = this.#wordAt(field.selectionStart);
-    this.#close();
-    this.act.split(index, field.value, place);
+    const { letters } = this;
+    this.save(false, (index, text) => this.act.split(index, text, letters));
   }
 
   #close() {
@@ -97,11 +83,12 @@ export class Editor {
   }
 
   #pressed(event) {
+    if (event.target !== this.field && event.key !== "Escape") return;
     const play = { KeyK: this.act.toggle, KeyJ: this.act.back }[event.code];
     const all = event.key === "a" && (event.ctrlKey || event.metaKey);
     const once = all && !this.selected;
     if (!["Control", "Meta"].includes(event.key)) this.selected = all;
-    if (once) this.#select();
+    if (once) this.#selectWord();
     else if (event.altKey && play) play();
     else if (event.isComposing || event.altKey || event.metaKey) return;
     else if (event.key === "Escape") this.cancel();
@@ -117,17 +104,20 @@ export class Editor {
     this.field.style.height = `${this.field.scrollHeight + 2}px`;
   }
 
-  // Selects the word at the cursor.
-  #select() {
+  #selectWord() {
     const { value, selectionStart: at } = this.field;
-    const [before] = value.slice(0, at).match(/\S*$/);
-    const [behind] = value.slice(at).match(/^\S*/);
-    this.field.setSelectionRange(at - before.length, at + behind.length);
+    this.#select(at - value.slice(0, at).match(/\S*$/)[0].length, at + value.slice(at).match(/^\S*/)[0].length);
   }
 
-  // Which word is at a place.
-  #wordAt(place) {
-    const words = [...this.field.value.matchAll(/\S+/g)];
-    return words.filter((word) => word.index + word[0].length <= place).length;
+  // Selects a word without the marks around it.
+  #select(start, end) {
+    const word = this.field.value.slice(start, end);
+    const inner = bare(word) || word;
+    this.field.setSelectionRange(start + word.indexOf(inner), start + word.indexOf(inner) + inner.length);
+  }
+
+  // How many letters stand before the cursor.
+  get letters() {
+    return this.field.value.slice(0, this.field.selectionStart).replace(/\s/g, "").length;
   }
 }

@@ -6,7 +6,6 @@
 //
 // States never change: an edit makes a new list, in which untouched segments and words are the same objects.
 // `packed` relies on that: what is still the original's is a number.
-import { clock } from "./dom.js";
 
 const MOST_STEPS = 500;
 
@@ -16,7 +15,7 @@ export class Edits {
     this.original = { segments, names: {} };
     this.spaced = spaced;
     this.state = this.original;
-    this.past = []; // [state, note]: what `undo` goes back to, and what was done then
+    this.past = []; // {state, note, kind}: what `undo` goes back to, and what was done then
     this.future = [];
     this.listeners = []; // called with a note after each change
     this.places = new Map(segments.map((segment, n) => [segment, n]));
@@ -37,19 +36,20 @@ export class Edits {
   }
 
   undo() {
-    const step = this.past.pop();
-    if (!step) return null;
-    this.future.push({ ...step, state: this.state });
-    this.#turn(step.state, `Undone: ${step.note}`);
-    return step.note;
+    return this.#moved(this.past, this.future, true);
   }
 
   redo() {
-    const step = this.future.pop();
+    return this.#moved(this.future, this.past, false);
+  }
+
+  #moved(from, to, undone) {
+    const step = from.pop();
     if (!step) return null;
-    this.past.push({ ...step, state: this.state });
-    this.#turn(step.state, step.note);
-    return step.note;
+    const { state, note } = step;
+    to.push(Object.assign(step, { state: this.state, undone }));
+    this.#turn(state, undone ? `Undone: ${note}` : note);
+    return note;
   }
 
   get changed() {
@@ -65,31 +65,25 @@ export class Edits {
 
   // The text of a segment; its words keep their times where they stay, others share those that they replace.
   withText(index, text) {
-    const segment = this.state.segments[index];
-    const clean = text.replace(/[\s\0]+/g, " ").trim();
-    if (clean === segment.text.replace(/\s+/g, " ").trim()) return null;
-    if (!clean) return this.#spliced(index, 1);
-    return this.#spliced(index, 1, this.#rewritten(segment, clean));
+    return { segments: this.#each((segment, n) => (n === index ? this.#tidied(index, text) : segment.text)) };
   }
 
   // Cuts a segment before its word number `n`.
   withSplit(index, n) {
-    const segment = this.state.segments[index];
-    const words = segment.words || evenly(parts(segment.text, true), segment.start, segment.end);
-    if (n <= 0 || n >= words.length) return null;
-    const [one, two] = [words.slice(0, n), words.slice(n)];
-    const timed = segment.words !== null;
-    const piece = (own, start, end) => ({ ...segment, start, end, text: own.map((word) => word.word).join(""), words: timed ? own : null });
-    const [end, start] = [Math.max(one.at(-1).end, segment.start), Math.min(two[0].start, segment.end)];
-    return this.#spliced(index, 1, piece(one, segment.start, end), piece(two, Math.max(start, segment.start), segment.end));
+    return { segments: cut(this.state.segments, index, n) };
   }
 
-  withSpeaker(indices, speaker) {
-    const wanted = new Set(indices);
-    const segments = this.state.segments.map((segment, n) =>
-      wanted.has(n) && segment.speaker !== speaker ? { ...segment, speaker, sure: null } : segment,
-    );
-    return { segments };
+  // The words from one to the other are a speaker's; each is [segment, number in it].
+  withWords([first, n], [last, m], speaker) {
+    const { segments } = this.state;
+    if (segments.slice(first, last + 1).every((segment) => segment.speaker === speaker)) return null;
+    const more = n > 0 ? 1 : 0;
+    return this.withSpeaker((_, k) => k >= first + more && k <= last + more, speaker, cut(cut(segments, last, m + 1), first, n));
+  }
+
+  // Those that are `chosen(segment, n)` are a speaker's.
+  withSpeaker(chosen, speaker, segments = this.state.segments) {
+    return { segments: segments.map((one, n) => (chosen(one, n) && one.speaker !== speaker ? { ...one, speaker, sure: null } : one)) };
   }
 
   withName(label, name) {
@@ -101,9 +95,8 @@ export class Edits {
 
   // All that one speaker said was said by the other.
   withMerge(from, into) {
-    const indices = this.state.segments.flatMap((segment, n) => (segment.speaker === from ? [n] : []));
     const { [from]: name, ...names } = this.state.names;
-    return { ...this.withSpeaker(indices, into), names: name && !names[into] ? { ...names, [into]: name } : names };
+    return { ...this.withSpeaker((segment) => segment.speaker === from, into), names: name && !names[into] ? { ...names, [into]: name } : names };
   }
 
   // Replaces all places in the text that are equal but for case; returns [changes, count].
@@ -120,8 +113,7 @@ export class Edits {
   // [changes, corrections, count of places]. A correction is [heard, meant].
   withEverywhere(index, text) {
     const { spaced, state } = this;
-    const before = state.segments[index].text;
-    const pairs = pairsOf(before, text.replace(/[\s\0]+/g, " "), spaced);
+    const pairs = this.pairs(index, text);
     if (!pairs.length) return [null, pairs, 0];
     const forms = pairs.map(([heard]) => form(heard)).sort((a, b) => b.length - a.length);
     const pattern = new RegExp(spaced ? whole(forms.join("|")) : forms.join("|"), "giu");
@@ -133,9 +125,30 @@ export class Edits {
     const segments = this.#each((segment, n) => {
       if (n !== index) return segment.text.replace(pattern, written);
       count += pairs.length;
-      return again ? text.replace(pattern, written) : text;
+      const own = this.#tidied(index, text);
+      return again ? own.replace(pattern, written) : own;
     });
     return [{ segments }, pairs, count];
+  }
+
+  // What another text of a segment corrects.
+  pairs(index, text) {
+    return pairsOf(this.state.segments[index].text, text.replace(/[\s\0]+/g, " "), this.spaced);
+  }
+
+  // What begins a sentence keeps its capital, and marks whose word has gone join the word before.
+  #tidied(index, text) {
+    const { segments } = this.state;
+    const [old, fresh] = [segments[index].text, text].map((whole) => whole.match(/[^\s\0]+/g) || []);
+    const [head, tail] = alike(old, fresh);
+    const [gone, last] = [old.slice(head, old.length - tail), fresh.length - tail - 1];
+    if (!this.spaced || !gone.length) return fresh.join(" ");
+    const marks = last >= head && !bare(fresh[last]) && bare(gone.at(-1)) && gone.at(-1).endsWith(fresh[last]);
+    if (marks && last > 0) fresh[last - 1] = fresh[last - 1].replace(/[,;:]+$/, "") + fresh[last];
+    if (marks) fresh.splice(last, 1);
+    const before = head ? old[head - 1] : (segments[index - 1]?.text ?? ".");
+    if (head < fresh.length && /[.!?…]["'”’)]*\s*$/.test(before)) fresh[head] = begun(fresh[head], gone[0]);
+    return fresh.join(" ");
   }
 
   // The segments with the text that `written(segment, n)` gives each; without those that it leaves none.
@@ -155,13 +168,9 @@ export class Edits {
     }
   }
 
-  #spliced(index, count, ...made) {
-    return { segments: [...this.state.segments.slice(0, index), ...made, ...this.state.segments.slice(index + count)] };
-  }
-
   #rewritten(segment, clean) {
-    const text = lead(segment) + clean;
-    return { ...segment, text, doubt: null, words: segment.words && realigned(segment, parts(clean, this.spaced), lead(segment)) };
+    const [lead] = segment.text.match(/^\s*/); // joins it to the one before
+    return { ...segment, text: lead + clean, doubt: null, words: segment.words && realigned(segment, parts(clean, this.spaced), lead) };
   }
 
   // -- to and from the server ------------------------------------------------------------------------
@@ -169,14 +178,8 @@ export class Edits {
   packed(note = "") {
     const { segments, names } = this.state;
     const word = (one) => this.words.get(one) ?? [one.word, one.start, one.end];
-    const segment = (one) =>
-      this.places.get(one) ?? {
-        start: one.start,
-        end: one.end,
-        text: one.text,
-        speaker: one.speaker,
-        words: one.words && one.words.map(word),
-      };
+    const made = ({ start, end, text, speaker, words }) => ({ start, end, text, speaker, words: words && words.map(word) });
+    const segment = (one) => this.places.get(one) ?? made(one);
     return { segments: segments.map(segment), names, merged: {}, note: note.slice(0, 200) };
   }
 
@@ -199,10 +202,6 @@ export class Edits {
   open(packed) {
     this.state = this.unpacked(packed);
   }
-
-  at(index) {
-    return clock(this.state.segments[index].start);
-  }
 }
 
 function same(one, other) {
@@ -210,13 +209,28 @@ function same(one, other) {
   return one.length === other.length && one.every((item, n) => item === other[n]);
 }
 
-// The white space that a segment begins with, which joins it to the one before.
-function lead(segment) {
-  return segment.text.match(/^\s*/)[0];
+// The segments with one of them cut before its word number `n`, if that parts it.
+function cut(segments, index, n) {
+  const segment = segments[index];
+  const words = segment.words || evenly(parts(segment.text, true), segment.start, segment.end);
+  if (n <= 0 || n >= words.length) return segments;
+  const [one, two] = [words.slice(0, n), words.slice(n)];
+  const piece = (own, start, end) => ({ ...segment, start, end, text: own.map((word) => word.word).join(""), words: segment.words && own });
+  const [end, start] = [Math.max(one.at(-1).end, segment.start), Math.min(two[0].start, segment.end)];
+  return segments.toSpliced(index, 1, piece(one, segment.start, end), piece(two, Math.max(start, segment.start), segment.end));
+}
+
+// How many words are the same at the beginning and at the end.
+export function alike(old, fresh, equal = (one, other) => one === other) {
+  const least = Math.min(old.length, fresh.length);
+  let [head, tail] = [0, 0];
+  while (head < least && equal(old[head], fresh[head])) head++;
+  while (tail < least - head && equal(old.at(-1 - tail), fresh.at(-1 - tail))) tail++;
+  return [head, tail];
 }
 
 // The words of a text with the white space before each.
-function parts(text, spaced) {
+export function parts(text, spaced) {
   if (spaced || !("Segmenter" in Intl)) return text.match(/\s*\S+/g) || [];
   const found = [];
   for (const { segment, isWordLike } of new Intl.Segmenter(undefined, { granularity: "word" }).segment(text)) {
@@ -230,19 +244,15 @@ function parts(text, spaced) {
 function realigned(segment, texts, first) {
   const old = segment.words;
   const fresh = texts.map((text, n) => (n ? text : first + text.trim()));
-  const equal = (a, b) => old[a].word.trim() === fresh[b].trim();
   const kept = (a, b) => (old[a].word === fresh[b] ? old[a] : { ...old[a], word: fresh[b] });
-  const least = Math.min(old.length, fresh.length);
-  let [head, tail] = [0, 0];
-  while (head < least && equal(head, head)) head++;
-  while (tail < least - head && equal(old.length - 1 - tail, fresh.length - 1 - tail)) tail++;
+  const [head, tail] = alike(old, fresh, (word, text) => word.word.trim() === text.trim());
   const [gone, come] = [old.slice(head, old.length - tail), fresh.slice(head, fresh.length - tail)];
   const start = gone.length ? gone[0].start : (old[head - 1]?.end ?? segment.start);
   const end = gone.length ? gone.at(-1).end : (old[head]?.start ?? segment.end);
   const one = gone.length === come.length;
   const made = one ? gone.map((word, n) => (word.word.trim() === come[n].trim() ? kept(head + n, head + n) : { word: come[n], start: word.start, end: word.end })) : evenly(come, start, Math.max(start, end));
-  const rest = Array.from({ length: tail }, (_, n) => kept(old.length - tail + n, fresh.length - tail + n));
-  return [...Array.from({ length: head }, (_, n) => kept(n, n)), ...made, ...rest];
+  const behind = fresh.length - tail;
+  return fresh.map((_, n) => (n < head ? kept(n, n) : n < behind ? made[n - head] : kept(n - fresh.length + old.length, n)));
 }
 
 // Words that share a time by their lengths.
@@ -282,13 +292,22 @@ function cased(meant, heard) {
   return meant.slice(0, 1).toUpperCase() + meant.slice(1);
 }
 
+export function bare(words) {
+  return words.replace(MARKS, "");
+}
+
+// With the capital of what it stands in place of, unless the capital is what was corrected.
+function begun(written, heard) {
+  const [one, other] = [written, heard].map(bare);
+  const [first = ""] = other;
+  if (first === first.toLowerCase() || one !== one.toLowerCase() || one === other.toLowerCase()) return written;
+  return written.replace(/\p{L}/u, (letter) => letter.toUpperCase());
+}
+
 // What stands in place of other words, [heard, meant]; where as many words came as went, each run of them apart.
 function pairsOf(before, after, spaced) {
   const [old, fresh] = [before, after].map((text) => parts(text, spaced).map((word) => word.trim()));
-  const least = Math.min(old.length, fresh.length);
-  let [head, tail] = [0, 0];
-  while (head < least && old[head] === fresh[head]) head++;
-  while (tail < least - head && old.at(-1 - tail) === fresh.at(-1 - tail)) tail++;
+  const [head, tail] = alike(old, fresh);
   const [gone, come] = [old.slice(head, old.length - tail), fresh.slice(head, fresh.length - tail)];
   const runs = gone.length === come.length ? [] : [[gone, come]];
   for (let n = 0, open = false; gone.length === come.length && n < gone.length; n++) {
@@ -297,7 +316,6 @@ function pairsOf(before, after, spaced) {
     if (differs) [gone, come].forEach((words, k) => runs.at(-1)[k].push(words[n]));
     open = differs;
   }
-  const bare = (words) => words.join(spaced ? " " : "").replace(MARKS, "");
   const said = ([heard, meant]) => /[\p{L}\p{N}]/u.test(heard) && heard !== meant && !/^[#/]|=>/.test(heard) && !meant.includes("=>");
-  return runs.map((run) => run.map(bare)).filter(said);
+  return runs.map((run) => run.map((words) => bare(words.join(spaced ? " " : "")))).filter(said);
 }

@@ -42,7 +42,7 @@ export function md(model, names, title) {
 export function paragraphs(model, names) {
   const segments = model.segments.filter((segment) => line(segment.text));
   let before = "";
-  return paragraphsOf({ segments }).map((indices) => {
+  return paragraphsOf(segments).map((indices) => {
     const { speaker, start } = segments[indices[0]];
     const name = model.speakers.length ? names.shown(speaker) : "";
     const changed = name === before ? "" : name;

@@ -2,8 +2,8 @@
 //
 //   {duration, language, segments, words, speakers, failed, warnings}
 //
-// `own` of a segment is the one that it is made of, `sure` the confidence of its speaker, 0 to 1, or null, and
-// `doubt` the reason why its text may be wrong, or null.
+// `own` of a segment is the one that it is made of, `sure` the confidence of its speaker, 0 to 1, or null, `doubt`
+// the reason why its text may be wrong, or null, and `cut` whether somebody has split it from the one before.
 // A word is {text, lead, start, end, sure, segment, first, last}: `lead` is the white space before it, `sure` its
 // probability or null, and `first` to `last` are the words that are highlighted while it is played: the word
 // itself, or its whole segment if words have no times.
@@ -30,7 +30,8 @@ export function segmentsOf(data) {
 export function modelOf(data, segments) {
   const words = [];
   const spaced = spacedIn(data.language);
-  const shown = segments.map((own) => ({ ...own, own }));
+  const starts = new Set(data.segments.map(({ start }) => start));
+  const shown = segments.map((own) => ({ ...own, own, cut: !starts.has(own.start) }));
   shown.forEach((segment, index) => spell(segment, index, words, spaced));
   const failed = (data.coverage?.spans || []).filter(({ state }) => state === "failed");
   return {
@@ -72,14 +73,14 @@ export function lastUpTo(rising, value) {
   return rising.findLastIndex((one) => one <= value);
 }
 
-// Paragraphs: consecutive segments of one speaker, [[segment index, ...], ...].
-export function paragraphsOf(model, longest = 60, pause = 2) {
+// Paragraphs: consecutive segments of one speaker, [[segment index, ...], ...]; with `cuts` parted where they are.
+export function paragraphsOf(segments, cuts = false) {
   const found = [];
   let size = 0;
-  model.segments.forEach((segment, index) => {
-    const before = model.segments[index - 1];
-    const same = before && before.speaker === segment.speaker;
-    if (!same || segment.start - before.end > pause || size >= longest) {
+  segments.forEach((segment, index) => {
+    const before = segments[index - 1];
+    const same = before && before.speaker === segment.speaker && !(cuts && segment.cut);
+    if (!same || segment.start - before.end > 2 || size >= 60) {
       found.push([]);
       size = 0;
     }

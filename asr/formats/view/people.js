@@ -1,14 +1,14 @@
 // The speakers: their names, and which of them are one person.
 import { h } from "./dom.js";
 
-// Returns {root, show(labels)}. `act` has `name(label, name)`, `merge(from, into)`.
+// Returns {root, show(labels)}. `act` has `name(label, name)`, `named()` once a name is complete, `merge(from, into)`.
 export function people(names, act) {
   const root = h("section", { class: "people", "aria-label": "Speakers" });
   let drawn = "";
   const person = (label) => {
     const told = { placeholder: names.shown(label), "data-label": label, "aria-label": `Name of ${label}` };
     const oninput = (event) => act.name(label, event.target.value);
-    const field = h("input", { type: "text", dir: "auto", autocomplete: "off", spellcheck: "false", maxlength: 200, oninput, ...told });
+    const field = h("input", { type: "text", dir: "auto", autocomplete: "off", spellcheck: "false", maxlength: 200, oninput, onchange: act.named, ...told });
     const letter = h("span", { class: "letter", "aria-hidden": "true" }, names.letter(label));
     return h("label", { class: `person speaker-${names.colour(label)}` }, letter, field);
   };
@@ -19,6 +19,8 @@ export function people(names, act) {
     return h("select", { class: "merges", "aria-label": "Merge speakers", onchange }, h("option", {}, "Same person …"), options);
   };
   const show = (labels) => {
+    const { activeElement: focused } = document;
+    const again = root.contains(focused) && (focused.dataset.label ? `[data-label="${CSS.escape(focused.dataset.label)}"]` : ".merges");
     if (labels.join("\n") !== drawn) {
       drawn = labels.join("\n");
       root.replaceChildren(...labels.map(person), ...(labels.length > 1 ? [merging(labels)] : []));
@@ -26,8 +28,9 @@ export function people(names, act) {
     root.hidden = !labels.length;
     for (const field of root.querySelectorAll("input")) {
       const name = names.given[field.dataset.label] || "";
-      if (field !== document.activeElement && field.value !== name) field.value = name;
+      if (field.value.trim() !== name) field.value = name;
     }
+    if (again && !root.contains(document.activeElement)) root.querySelector(again)?.focus();
   };
   return { root, show };
 }

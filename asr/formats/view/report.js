@@ -14,11 +14,10 @@ const shown = (kept) => {
   document.querySelector("main").append(viewer.root);
 };
 
-keeper.load().then((kept) => {
-  try {
-    shown(kept);
-  } catch (error) {
-    if (!(error instanceof TypeError)) throw error;
-    shown(null); // kept of another transcript
-  }
-});
+const kept = await keeper.load();
+try {
+  shown(kept);
+} catch (error) {
+  if (!(error instanceof TypeError)) throw error;
+  shown(null); // kept of another transcript
+}

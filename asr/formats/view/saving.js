@@ -2,11 +2,13 @@
 import { h } from "./dom.js";
 
 const WAIT_MS = 700;
+const TYPED_MS = 3000; // while a name is typed
 const SHELF = "forescribe.corrections.";
 
 // A keeper has `load()`, which gives what was packed or null, and `save(packed)`, which throws an error with
-// status 412 if somebody else has saved meanwhile; `load` then gives theirs, and the next `save` replaces it. This
-// one is for pages without a server.
+// status 412 if somebody else has saved meanwhile; `load` then gives theirs, and the next `save` replaces it.
+// `version(number)` gives what was packed once; the latest, without a number, has the `history`. This one is for pages
+// without a server.
 export class LocalKeeper {
   constructor(key) {
     this.key = SHELF + key;
@@ -20,6 +22,10 @@ export class LocalKeeper {
     }
   }
 
+  async version() {
+    return { history: [] };
+  }
+
   async save(packed) {
     try {
       localStorage.setItem(this.key, JSON.stringify(packed));
@@ -29,20 +35,19 @@ export class LocalKeeper {
   }
 }
 
+// `settle()` makes a correction of what is being typed; `signal` ends it.
 export class Saving {
-  constructor(edits, keeper) {
-    Object.assign(this, { edits, keeper, saved: edits.state, notes: [], timer: null, stuck: false });
+  constructor(edits, keeper, settle, signal) {
+    Object.assign(this, { edits, keeper, saved: edits.state, steps: [], timer: null, stuck: false });
     this.told = h("span", {});
     this.choices = h("span", { class: "choices" });
     this.root = h("p", { class: "saving", role: "status" }, this.told, this.choices);
-    edits.listeners.push((note) => this.#later(note));
+    edits.listeners.push(() => this.#later());
     const leave = (event) => {
-      if (!this.root.isConnected) return removeEventListener("beforeunload", leave);
-      if (!this.dirty) return;
-      this.flush();
-      event.preventDefault();
+      settle();
+      if (this.dirty) this.flush(), event.preventDefault();
     };
-    addEventListener("beforeunload", leave);
+    addEventListener("beforeunload", leave, { signal });
   }
 
   get dirty() {
@@ -52,29 +57,33 @@ export class Saving {
   // Saves now. Resolves when nothing is left to save or it has failed.
   flush() {
     clearTimeout(this.timer);
-    this.running = (this.running || Promise.resolve()).then(() => this.#save());
-    return this.running;
+    return (this.running = (this.running || Promise.resolve()).then(() => this.#save()));
   }
 
-  #later(note) {
-    if (!this.notes.includes(note)) this.notes.push(note);
+  #later() {
     this.#say("Not saved yet");
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.flush(), WAIT_MS);
+    this.timer = setTimeout(() => this.flush(), this.edits.past.at(-1)?.kind ? TYPED_MS : WAIT_MS);
+  }
+
+  // What was done since the last version.
+  get #note() {
+    const { past } = this.edits;
+    const undone = this.steps.filter((step) => step.undone).map(({ note }) => `Undone: ${note}`);
+    const told = [...undone, ...past.filter((step) => !this.steps.includes(step)).map(({ note }) => note)];
+    return told.join("; ") || past.at(-1)?.note;
   }
 
   async #save() {
-    if (!this.dirty) return this.#say(this.notes.length ? "Saved" : "");
-    const { state } = this.edits;
-    const notes = this.notes.splice(0);
+    if (!this.dirty) return this.#say(this.edits.past.length + this.edits.future.length ? "Saved" : "");
+    const saved = { saved: this.edits.state, steps: [...this.edits.past] };
     this.#say("Saving");
     try {
-      await this.keeper.save(this.edits.packed(notes.join("; ")));
-      this.saved = state;
+      await this.keeper.save(this.edits.packed(this.#note));
+      Object.assign(this, saved);
       if (this.dirty) return await this.#save();
       this.#say("Saved");
     } catch (error) {
-      this.notes.unshift(...notes);
       if (error.name === "AbortError") return;
       const conflict = error.status === 412;
       this.#say(conflict ? "Somebody else has saved another version meanwhile." : `Not saved: ${error.message}`, [

@@ -7,27 +7,18 @@ const DOUBTFUL = 0.5; // words of less probability are marked
 const TWICE_MS = 300; // a second click within it makes a double click, which edits and plays nothing
 
 // `seek(seconds, wait)` plays from there, after so many ms or at once; `toggle()` plays or pauses; `edit(word number)`
-// and `speaker(segment numbers, label or "new")` are asked for by a double click and by the name of a speaker.
+// and `speaker(first word, last, label or "new")` are asked for by a double click and by the name of a speaker.
 export class Transcript {
   constructor(names, act) {
-    Object.assign(this, { names, act });
-    this.lit = [];
-    this.hits = [];
-    this.spans = [];
-    this.unsure = []; // words of little probability
-    this.now = -1;
-    this.cursor = 0; // the word that is the tab stop
-    this.editing = false; // a click edits
+    // `cursor` is the word that is the tab stop, `unsure` are those of little probability; a click edits while `editing`.
+    Object.assign(this, { names, act, lit: [], hits: [], spans: [], unsure: [], now: -1, cursor: 0, editing: false });
     this.drawn = { words: new Map(), paragraphs: new Map() }; // of each segment, to be used again
     this.none = h("p", { class: "quiet" }, "Nobody speaks in this recording.");
-    this.root = h("section", {
-      class: "transcript",
-      "aria-label": "Transcript. Left and right go from word to word; Enter plays the word, Space pauses, F2 edits.",
-      onclick: (event) => this.#clicked(event),
-      ondblclick: (event) => this.#edited(event),
-      onkeydown: (event) => this.#pressed(event),
-      onfocusin: (event) => this.#entered(event),
-    });
+    const told = "Transcript. Left and right go from word to word; Enter plays the word, Space pauses, F2 edits.";
+    this.root = h("section", { class: "transcript", "aria-label": told });
+    const focusin = (word) => word && this.#stopAt(Number(word.dataset.n));
+    const heard = { pointerdown: this.#held, click: this.#clicked, dblclick: this.#edited, keydown: this.#pressed, focusin };
+    for (const [name, hears] of Object.entries(heard)) this.root.addEventListener(name, (event) => hears.call(this, event.target.closest(".w"), event));
   }
 
   // Draws the text; paragraphs that stay the same keep their elements, so that nothing on the screen moves.
@@ -43,7 +34,7 @@ export class Transcript {
       return spans;
     });
     this.drawn.words = words;
-    this.paragraphs = paragraphsOf(model);
+    this.paragraphs = paragraphsOf(model.segments, true);
     this.#draw();
     this.#name();
     this.#stopAt(Math.min(this.cursor, this.spans.length - 1));
@@ -61,7 +52,8 @@ export class Transcript {
 
   // Moves the cursor to a word.
   focus(n) {
-    const span = this.spans[Math.min(Math.max(n, 0), this.spans.length - 1)];
+    this.#stopAt(Math.min(n, this.spans.length - 1));
+    const span = this.stop;
     span?.focus({ preventScroll: true });
     if (span && !visible(span)) span.scrollIntoView({ block: "center" });
   }
@@ -69,6 +61,18 @@ export class Transcript {
   // Moves the cursor to the word at a time, or the one after it.
   focusAt(seconds) {
     this.focus(Math.max(0, lastUpTo(this.starts, seconds + 1e-6)));
+  }
+
+  // The word of a segment behind so many letters of it, or its last.
+  wordBehind(index, letters) {
+    const members = this.members[index] || [];
+    return members.find((n) => (letters -= this.model.words[n].text.replace(/\s/g, "").length) < 0) ?? members.at(-1) ?? 0;
+  }
+
+  // Goes to the choice of the speaker of a word.
+  focusName(n) {
+    const before = (name) => name.compareDocumentPosition(this.spans[n]) & Node.DOCUMENT_POSITION_FOLLOWING;
+    [...this.root.querySelectorAll(".name")].findLast(before)?.focus();
   }
 
   // Highlights the word at a time, and scrolls to it as long as the reader has not scrolled away.
@@ -81,7 +85,7 @@ export class Transcript {
     this.lit = word ? this.spans.slice(word.first, word.last + 1) : [];
     for (const span of this.lit) span.classList.add("now");
     this.now = n;
-    if (follow && stayed && n >= 0 && !visible(this.spans[n])) this.#show(n);
+    if (follow && stayed && n >= 0 && !visible(this.spans[n])) this.spans[n].scrollIntoView({ block: "center" });
   }
 
   // Marks all matches of the text; returns their number.
@@ -111,18 +115,15 @@ export class Transcript {
     for (const span of this.spans) span.classList.remove("found");
     const [first, last] = this.hits[number];
     for (let n = first; n <= last; n++) this.spans[n].classList.add("found");
-    this.#show(first);
+    this.spans[first].scrollIntoView({ block: "center" });
   }
 
   #spansOf(segment, members) {
     const old = this.drawn.words.get(segment.own);
-    const used = old?.length === members.length ? old : members.map((n) => this.#span(this.model.words[n], segment));
+    const span = (n) => h("span", { class: `w${segment.doubt ? " doubtful" : ""}`, tabindex: "-1" }, this.model.words[n].text);
+    const used = old?.length === members.length ? old : members.map(span);
     if (used.length && used[0].dataset.n !== String(members[0])) members.forEach((n, at) => (used[at].dataset.n = n));
     return used;
-  }
-
-  #span(word, segment) {
-    return h("span", { class: `w${segment.doubt ? " doubtful" : ""}`, tabindex: "-1" }, word.text);
   }
 
   #mark() {
@@ -138,11 +139,12 @@ export class Transcript {
   #draw() {
     const before = this.drawn.paragraphs;
     this.drawn.paragraphs = new Map();
+    const told = this.model.segments.some(({ speaker, cut }) => speaker || cut);
     const nodes = this.paragraphs.map((indices, n) => {
       const segments = indices.map((index) => this.model.segments[index]);
-      const { own, speaker } = segments[0];
+      const { own, speaker, cut } = segments[0];
       const previous = this.paragraphs[n - 1];
-      const headed = this.model.speakers.length > 0 && !(previous && this.model.segments[previous.at(-1)].speaker === speaker);
+      const headed = told && (cut || !(previous && this.model.segments[previous.at(-1)].speaker === speaker));
       const sort = [headed, speaker, ...segments.map((segment) => segment.own)];
       const old = before.get(own);
       const same = old && old.sort.length === sort.length && old.sort.every((part, k) => part === sort[k]);
@@ -158,13 +160,13 @@ export class Transcript {
     });
   }
 
-  // The segments from a heading to the next.
+  // The first and the last word from a heading to the next.
   #run(own) {
     const { segments } = this.model;
     const first = segments.findIndex((segment) => segment.own === own);
-    let last = first;
-    while (segments[last + 1]?.speaker === segments[first].speaker) last++;
-    return Array.from({ length: last - first + 1 }, (_, n) => first + n);
+    const next = segments.findIndex(({ speaker, cut }, n) => n > first && (cut || speaker !== own.speaker));
+    const words = this.members.slice(first, next < 0 ? segments.length : next).flat();
+    return [words[0], words.at(-1)];
   }
 
   #paragraph(indices, headed) {
@@ -189,7 +191,7 @@ export class Transcript {
 
   // Who speaks from here to the next heading: a choice of all speakers, and of a new one.
   #named({ own, speaker }) {
-    const onchange = ({ target }) => this.act.speaker(this.#run(own), target.value);
+    const onchange = ({ target }) => this.act.speaker(...this.#run(own), target.value);
     return h("select", { class: "name", "data-speaker": speaker || "", title: "Another speaker", "aria-label": "Speaker", onchange });
   }
 
@@ -202,24 +204,23 @@ export class Transcript {
     }
   }
 
-  #clicked(event) {
-    const word = event.target.closest(".w");
+  // In Chromium no selection begins in what can have the focus.
+  #held(word) {
+    word?.removeAttribute("tabindex");
+    setTimeout(() => word && (word.tabIndex = word === this.stop ? 0 : -1));
+  }
+
+  #clicked(word) {
     if (!word || String(getSelection())) return;
-    this.#stopAt(Number(word.dataset.n));
+    this.focus(Number(word.dataset.n));
     if (this.editing) this.act.edit(this.cursor);
     else this.act.seek(this.model.words[this.cursor].start, TWICE_MS);
   }
 
-  #edited(event) {
-    const word = event.target.closest(".w");
+  #edited(word) {
     if (!word) return;
     getSelection()?.removeAllRanges();
     this.act.edit(Number(word.dataset.n));
-  }
-
-  #entered(event) {
-    const word = event.target.closest(".w");
-    if (word) this.#stopAt(Number(word.dataset.n));
   }
 
   #stopAt(n) {
@@ -229,8 +230,7 @@ export class Transcript {
     if (this.stop) this.stop.tabIndex = 0;
   }
 
-  #pressed(event) {
-    const word = event.target.closest(".w");
+  #pressed(word, event) {
     if (!word || event.altKey || event.ctrlKey || event.metaKey) return;
     const step = getComputedStyle(word.parentNode).direction === "rtl" ? -1 : 1;
     if (event.key === "ArrowRight") this.focus(this.cursor + step);
@@ -246,10 +246,6 @@ export class Transcript {
     const n = lastUpTo(this.starts, seconds);
     const word = this.model.words[n];
     return word && seconds < Math.max(word.end, word.start + 0.1) ? n : -1;
-  }
-
-  #show(n) {
-    this.spans[n].scrollIntoView({ block: "center" });
   }
 }
 

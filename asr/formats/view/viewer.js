@@ -11,7 +11,9 @@ import { people } from "./people.js";
 import { Player } from "./player.js";
 import { Saving } from "./saving.js";
 import { search } from "./search.js";
+import { selection } from "./selection.js";
 import { Transcript } from "./transcript.js";
+import { versions } from "./versions.js";
 
 export const KINDS = {
   docx: "Word (.docx)",
@@ -36,28 +38,32 @@ export class Viewer {
     if (kept) this.edits.open(kept);
     this.model = modelOf(data, this.edits.state.segments);
     this.names = new Names(this.edits);
-    this.saving = new Saving(this.edits, keeper);
+    this.closed = new AbortController();
+    const { signal } = this.closed;
+    this.saving = new Saving(this.edits, keeper, () => this.editor.save(false), signal);
+    this.versions = versions(this.edits, keeper);
     this.player = new Player({ src, note });
+    const sound = Object.fromEntries(["seek", "toggle", "pause", "back"].map((name) => [name, (...given) => this.player[name](...given)]));
     this.text = new Transcript(this.names, {
-      seek: (...given) => this.player.seek(...given),
-      toggle: () => this.player.toggle(),
+      ...sound,
       edit: (n) => this.editor.open(Math.min(n, this.text.spans.length - 1)),
-      speaker: (indices, choice) => this.#give(indices, choice),
+      speaker: (...given) => this.#give(...given),
     });
     this.editor = new Editor(this.text, {
+      ...sound,
       correct: (index, text) => this.#correct(index, text),
       everywhere: (index, text) => this.#everywhere(index, text),
       remembers: Boolean(remember),
-      split: (index, text, place) => this.#correct(index, text) && this.#split(index, place),
-      toggle: () => this.player.toggle(),
-      pause: () => this.player.pause(),
-      back: () => this.player.back(),
+      split: (index, text, letters) => this.#correct(index, text) && this.#split(index, letters),
     });
     this.player.ontime = (at, playing) => this.text.at(at, playing);
     this.people = people(this.names, {
+      named: () => this.saving.flush(),
       name: (label, name) => this.edits.do(this.edits.withName(label, name), `Named ${name.trim() || this.names.shown(label)}`, `name ${label}`),
       merge: (from, into) => this.edits.do(this.edits.withMerge(from, into), `Merged ${this.names.shown(from)} with ${this.names.shown(into)}`),
     });
+    this.selection = selection(this.text, this.names, (...given) => this.#give(...given), signal);
+    document.addEventListener("keydown", (event) => this.#pressed(event), { signal });
     this.#build(downloads);
     this.edits.listeners.push((note) => this.#changed(note));
     this.#changed("");
@@ -67,6 +73,7 @@ export class Viewer {
     this.editor.save(false);
     this.saving.flush();
     this.player.stop();
+    this.closed.abort();
   }
 
   // A file of a page without a server.
@@ -89,8 +96,10 @@ export class Viewer {
 
   // Returns whether the segment is still there.
   #correct(index, text) {
-    const at = this.edits.at(index);
-    this.edits.do(this.edits.withText(index, text), text.trim() ? `Corrected at ${at}` : `Deleted at ${at}`);
+    const { edits } = this;
+    const told = toldOf(edits.pairs(index, text));
+    const done = text.trim() ? "Corrected" : "Deleted";
+    edits.do(edits.withText(index, text), `${done} at ${clock(edits.state.segments[index].start)}${told && `: ${told}`}`);
     return text.trim() !== "";
   }
 
@@ -102,21 +111,26 @@ export class Viewer {
       return this.#say("Corrected here only: no words stand in place of others.");
     }
     this.remember?.(pairs);
-    const told = pairs.map(([heard, meant]) => `${heard} → ${meant || "nothing"}`).join(", ");
     const where = `${count} ${count === 1 ? "place" : "places"}`;
-    this.edits.do(changes, `${told}: corrected at ${where}${this.remember ? ", and remembered for new recordings" : ""}`);
+    this.edits.do(changes, `${toldOf(pairs)}: corrected at ${where}${this.remember ? ", and remembered for new recordings" : ""}`);
   }
 
-  // Cuts the segment before its word number `place`.
-  #split(index, place) {
-    const done = this.edits.do(this.edits.withSplit(index, place), `Split at ${this.edits.at(index)}`);
-    if (done) this.text.focus(this.text.members[index + 1][0]);
-    else this.#say("There is nothing to split here.");
+  // Cuts the segment behind so many letters.
+  #split(index, letters) {
+    const n = this.text.wordBehind(index, letters);
+    const made = this.edits.withSplit(index, n - this.text.members[index][0]);
+    const done = this.edits.do(made, `Split at ${clock(this.model.words[n].start)}`);
+    this.text.focus(n);
+    if (!done) this.#say("There is nothing to split here.");
   }
 
-  #give(indices, choice) {
+  // Words are a speaker's.
+  #give(first, last, choice) {
+    const { words } = this.model;
     const label = choice === "new" ? this.edits.newSpeaker(this.names.labels) : choice;
-    this.edits.do(this.edits.withSpeaker(indices, label), `Speaker at ${this.edits.at(indices[0])}`);
+    const places = [first, last].map((n) => [words[n].segment, n - this.text.members[words[n].segment][0]]);
+    this.edits.do(this.edits.withWords(...places, label), `${this.names.shown(label)} speaks at ${clock(words[first].start)}`);
+    this.text.focusName(first);
   }
 
   #replace(text, by) {
@@ -130,11 +144,13 @@ export class Viewer {
   #changed(note) {
     const { edits, text } = this;
     this.names.learn();
-    const focused = document.activeElement?.closest?.(".transcript .w");
-    const place = text.model?.words[text.cursor]?.start;
+    const focused = document.activeElement?.closest?.(".transcript :is(.w, .name)");
+    const word = focused?.closest(".paragraph").querySelector(".w")?.dataset.n;
+    const place = text.model?.words[focused?.matches(".name") ? word : text.cursor]?.start;
     this.model = modelOf(this.data, edits.state.segments);
     text.show(this.model);
     if (focused && place !== undefined) text.focusAt(place);
+    if (focused?.matches(".name")) text.focusName(text.cursor);
     this.people.show(this.model.speakers);
     this.summary.textContent = this.#summed();
     for (const [control, steps, name] of [[this.undoing, edits.past, "Undo"], [this.redoing, edits.future, "Redo"]]) {
@@ -166,13 +182,9 @@ export class Viewer {
 
   // Runs `work`, whose answer or error is shown.
   #told(work) {
-    return async () => {
+    return () => {
       this.#say("");
-      try {
-        this.#say((await work()) || "");
-      } catch (error) {
-        this.#say(error.message, true);
-      }
+      return Promise.resolve().then(work).then((text = "") => this.#say(text), (error) => this.#say(error.message, true));
     };
   }
 
@@ -182,14 +194,12 @@ export class Viewer {
       if (name !== "recording") await this.saving.flush();
       return save(await make(), filename(this.title, name));
     })];
-    const copied = this.#told(async () => {
-      await navigator.clipboard.writeText(this.file("txt"));
-      return "Copied.";
-    });
+    const copied = this.#told(() => navigator.clipboard.writeText(this.file("txt")).then(() => "Copied."));
     this.said = h("p", { class: "said", role: "status" });
     this.seeking = search(this.text, (...given) => this.#replace(...given));
     this.undoing = button("↶", () => edits.undo(), { class: "small", "aria-label": "Undo" });
     this.redoing = button("↷", () => edits.redo(), { class: "small", "aria-label": "Redo" });
+    const earlier = button("Versions", this.#told(() => this.saving.flush().then(() => this.versions.open())));
     const editing = button("Edit", () => {
       this.text.editing = !this.text.editing;
       editing.setAttribute("aria-pressed", String(this.text.editing));
@@ -200,30 +210,27 @@ export class Viewer {
     this.summary = h("p", { class: "summary" });
     // Browsers provide a clipboard in secure contexts only.
     const copying = navigator.clipboard && model.words.length ? button("Copy", copied, { class: "copy" }) : null;
-    this.root = h(
-      "div",
-      { class: "viewer", onkeydown: (event) => this.#pressed(event) },
-      this.summary,
-      warned(model.warnings),
-      h(
-        "div",
-        { class: "toolbar" },
-        this.seeking.root,
-        h("div", { class: "tools" }, editing, this.undoing, this.redoing, copying, menu("Download", downloads.map(saved))),
-      ),
-      h("div", { class: "cast" }, this.people.root, this.doubting),
-      this.text.root,
-      this.player.root,
-    );
+    const tools = h("div", { class: "tools" }, editing, this.undoing, this.redoing, earlier, copying, menu("Download", downloads.map(saved)));
+    const toolbar = h("div", { class: "toolbar" }, this.seeking.root, tools);
+    const cast = h("div", { class: "cast" }, this.people.root, this.doubting);
+    const shown = [this.text, this.selection, this.versions, this.player].map(({ root }) => root);
+    this.root = h("div", { class: "viewer" }, this.summary, warned(model.warnings), toolbar, cast, shown);
   }
 
+  // Undo and redo, but of letters where somebody writes: names are corrections, other fields have their own.
   #pressed(event) {
-    const field = event.target.closest("input:not([type=range]), textarea");
-    if (field || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
-    if (event.shiftKey) this.edits.redo();
+    const written = event.target.closest?.(":read-write:not(.person input), dialog");
+    if (written || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
+    if (this.editor.isOpen) this.editor.field.focus(), document.execCommand("undo");
+    else if (event.shiftKey) this.edits.redo();
     else this.edits.undo();
     event.preventDefault();
   }
+}
+
+function toldOf(pairs) {
+  const told = pairs.map(([heard, meant]) => `${heard} → ${meant || "nothing"}`).join(", ");
+  return told.length > 90 ? `${told.slice(0, 89)}…` : told;
 }
 
 function warned(notices) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,10 @@ from forescribe.api.errors import ApiError, checked
 from forescribe.api.jobs import corrections as module
 from forescribe.api.jobs.corrections import Corrections
 from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Turn, samples_at
 from tests.api.conftest import memo
 from tests.api.jobs.application import JOBS, application, ended, files, ready, submit
+from tests.api.page.fakejobs import transcript
 
 HOSTILE = "<img src=x onerror=alert(1)>--> {\\an8}"
 
@@ -107,6 +110,59 @@ def test_speakers_are_renamed_and_merged_everywhere(job) -> None:
         == {"Anna"}
     )
     assert {w["speaker"] for s in told["segments"] for w in s["words"]} == {"Anna"}
+
+
+def spoken(*turns: tuple[float, float, str]) -> Transcript:
+    """Ann says six words from 0.5 to 2.9 s, Bob two from 3.4 to 4.2 s; the turns are given."""
+    told = transcript([("Ann", "One two three. Four five six."), ("Bob", "Seven eight.")])
+    made = tuple(Turn(samples_at(start), samples_at(end), who, 0.9) for start, end, who in turns)
+    return replace(told, turns=made)
+
+
+def piece(start: float, end: float, text: str, speaker: str | None, words: list) -> dict:
+    return {"start": start, "end": end, "text": text, "speaker": speaker, "words": words}
+
+
+def follows(told: Transcript, *segments: int | dict) -> list[tuple[float, float, str]]:
+    """The turns with the corrections."""
+    made = checked(Corrections, {"segments": list(segments)}).apply(told)
+    assert made.to_rttm().count("SPEAKER") == len(made.turns)
+    return [(turn.start, turn.end, turn.speaker) for turn in made.turns]
+
+
+ANN, BOB, CROSS = (0.4, 3.0, "Ann"), (3.3, 4.3, "Bob"), (2.0, 2.6, "Bob")
+HALVES = piece(0.5, 1.7, " One two three.", "Ann", [0, 1, 2]), [3, 4, 5]
+
+
+def test_turns_follow_the_words_that_are_given_to_others() -> None:
+    told, (first, rest) = spoken(ANN, CROSS, BOB), HALVES
+    same = [ANN, CROSS, BOB]
+    assert follows(told, 0, 1) == same
+    typed = piece(0.5, 2.9, " One to. Four five six.", "Ann", [0, [" to.", 0.9, 1.7], 3, 4, 5])
+    assert follows(told, typed, 1) == same, "another text, by nobody else"
+    assert follows(told, first, piece(1.7, 2.9, " Four five six.", "Ann", rest), 1) == same
+    given = follows(told, first, piece(1.7, 2.9, " Four five six.", "Cy", rest), 1)
+    assert given == [(0.4, 1.7, "Ann"), (1.7, 3.0, "Cy"), CROSS, BOB], "an overlap stays"
+    given = follows(told, first, piece(1.7, 2.9, " Four five six.", "Bob", rest), 1)
+    assert given == [(0.4, 1.7, "Ann"), (1.7, 3.0, "Bob"), BOB], "one turn of what overlaps"
+    assert follows(told, 1) == same, "what was deleted was said"
+    assert follows(spoken(), first, 1) == []
+    unknown = follows(told, first, piece(1.7, 2.9, " Four five six.", None, rest), 1)
+    assert unknown == [(0.4, 1.7, "Ann"), CROSS, BOB]
+
+
+def test_turns_without_words_follow_who_has_none_left() -> None:
+    told, cough = spoken(ANN, BOB, (4.5, 4.7, "Ann")), (4.5, 4.7, "Cy")
+    text = " One two three. Four five six."
+    assert follows(told, piece(0.5, 2.9, text, "Cy", [*range(6)]), 1) == [
+        (0.4, 3.0, "Cy"),
+        BOB,
+        cough,
+    ]
+    told = spoken(BOB)
+    cy = piece(0.5, 2.9, text, "Cy", [*range(6)])
+    assert follows(told, cy, 1) == [(0.5, 2.9, "Cy"), BOB], "nobody was heard there"
+    assert follows(told, {**cy, "words": None}, 1) == [(0.5, 2.9, "Cy"), BOB]
 
 
 def test_of_two_who_change_the_same_version_one_is_told(job) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -114,19 +115,20 @@ def test_a_double_click_selects_the_word_and_typing_replaces_it_alone(browser, t
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         page.locator("audio[src]").wait_for()
         double_click(page, "joining.")
-        assert page.evaluate(SELECTED) == "joining."
-        page.keyboard.type("coming!")
+        assert page.evaluate(SELECTED) == "joining", "without the full stop"
+        page.keyboard.type("coming")
         page.keyboard.press("Enter")
         saved(page)
         rest = " Did the weather report change overnight?"
-        assert first_text(fake) == f" Good morning, thanks for coming!{rest}"
+        assert first_text(fake) == f" Good morning, thanks for coming.{rest}"
         for key in ("Control+a", "Meta+a"):  # the word once more, and not the ten beside it
             double_click(page, "morning,")
             page.keyboard.press(key)
-            assert page.evaluate(SELECTED) == "morning,"
+            assert page.evaluate(SELECTED) == "morning"
             page.keyboard.type("eve")
             page.keyboard.press(key)
-            page.keyboard.type("evening,")
+            page.keyboard.type("evening")
+            assert page.evaluate("document.activeElement.value").startswith("Good evening, th")
             page.keyboard.press("Escape")
             assert said(page).startswith("Good morning, thanks")
         double_click(page, "thanks")
@@ -138,10 +140,10 @@ def test_a_double_click_selects_the_word_and_typing_replaces_it_alone(browser, t
         page.keyboard.press("Delete")
         page.get_by_role("button", name="Save", exact=True).click()
         saved(page)
-        assert first_text(fake) == f" Good morning, for coming!{rest}"
+        assert first_text(fake) == f" Good morning, for coming.{rest}"
         page.reload()
         page.locator(".viewer").wait_for()
-        assert said(page).startswith(f"Good morning, for coming!{rest}")
+        assert said(page).startswith(f"Good morning, for coming.{rest}")
         assert len(fake.jobs["job-1"].saved) == 2
 
 
@@ -229,10 +231,18 @@ def test_speakers_are_named_merged_and_given_and_parts_are_split(browser, tone) 
         assert second.text.startswith(" Did the") and first.end <= second.start
         assert page.evaluate("document.activeElement.textContent") == "Did"
         page.get_by_role("button", name="Edit").click()
+        paragraphs = page.locator(".paragraph")
+        halves = [paragraphs.nth(n).inner_text().splitlines()[-1] for n in (0, 1)]
+        assert halves[0].endswith("joining.") and halves[1].startswith("Did")
+        page.reload()
         page.get_by_label("Speaker", exact=True).nth(1).select_option("A new speaker")
+        assert paragraphs.nth(1).locator(".name").evaluate("e => e === document.activeElement")
         page.get_by_label("Name of speaker C").fill("Zoë")
+        page.keyboard.press("Enter")
         saved(page)
-        assert "Zoë" in {s.speaker for s in corrected(fake).segments}
+        told = corrected(fake)
+        assert [s.speaker for s in told.segments[:3]] == ["Speaker A", "Zoë", "Speaker B"]
+        assert [(t.start, t.end) for t in told.turns] == [(second.start, second.end)]
         page.get_by_label("Merge speakers").select_option("Zoë is Speaker B")
         assert page.locator(".person").count() == 2
         saved(page)
@@ -245,6 +255,190 @@ def test_speakers_are_named_merged_and_given_and_parts_are_split(browser, tone) 
         assert " until ten, then it clears from the west, so we could leave at eleven." in [
             s.text for s in corrected(fake).segments
         ]
+
+
+def select(page: Any, first: str, last: str) -> None:
+    """With the mouse, from the beginning of the one word to the end of the other."""
+    one, other = (page.locator(".w", has_text=word).first.bounding_box() for word in (first, last))
+    page.mouse.move(one["x"] + 2, one["y"] + one["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(other["x"] + other["width"] - 2, other["y"] + other["height"] / 2, steps=5)
+    page.mouse.up()
+
+
+def test_selected_words_are_given_to_a_speaker(browser, tone) -> None:
+    fake = Fake(tone, walk(), recordings=1)
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator("audio[src]").wait_for()
+        choice = page.get_by_label("Speaker of the selected words")
+        select(page, "until", "then")
+        choice.wait_for()
+        assert choice.inner_text().splitlines()[0] == "Who says these 3 words?"
+        choice.select_option("Speaker A")
+        saved(page)
+        told = [(s.speaker, s.text) for s in corrected(fake).segments[1:4]]
+        rest = " it clears from the west, so we could leave at eleven."
+        assert told == [
+            ("Speaker B", " It did. Rain"),
+            ("Speaker A", " until ten, then"),
+            ("Speaker B", rest),
+        ]
+        assert page.evaluate("document.activeElement.selectedOptions[0].text") == "Speaker A"
+        select(page, "Good", "morning")
+        choice.select_option("A new speaker")
+        saved(page)
+        assert [s.speaker for s in corrected(fake).segments[:2]] == ["Speaker C", "Speaker A"]
+        page.keyboard.press("Control+z")
+        page.keyboard.press("Control+z")
+        saved(page)
+        assert corrected(fake).to_dict()["segments"] == fake.told.to_dict()["segments"]
+        select(page, "Eleven", "would")
+        choice.wait_for()
+        page.locator(".summary").click()
+        choice.wait_for(state="hidden")
+
+
+def test_a_recording_without_speakers_gets_them_where_it_is_split(browser, tone) -> None:
+    fake = Fake(tone, transcript(SPOKEN), recordings=1)
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator(".w", has_text="is").first.dblclick()
+        page.get_by_role("button", name="Split here").click()
+        names = page.get_by_label("Speaker", exact=True)
+        assert names.count() == 2
+        names.nth(1).select_option("A new speaker")
+        saved(page)
+        told = corrected(fake)
+        assert [s.speaker for s in told.segments] == [None, None, "Speaker A", "Speaker A"]
+        assert told.to_rttm().count("Speaker_A") == len(told.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "written", "after"),
+    [
+        ("It was. Tuesday.", "It was. wednesday.", "It was. Wednesday."),
+        ("Tuesday it is.", "wednesday it is.", "Wednesday it is."),
+        ("On Tuesday.", "On wednesday.", "On wednesday."),
+        ("So we go.", "we go.", "We go."),
+        ("The end.", "the end.", "the end."),
+        ("Fine, iPhone.", "iPhone, iPhone.", "iPhone, iPhone."),
+        ("Thanks, Ann.", "Thanks, .", "Thanks."),
+        ("Ann. Well then.", ". Well then.", "Well then."),
+        ("Well – then.", "Well then.", "Well then."),
+        ("It is", "It is .", "It is ."),
+    ],
+)
+def test_a_correction_keeps_the_ends_of_a_sentence(page_of, before, written, after) -> None:
+    program = """async ([before, written]) => {
+        const { Edits } = await import("/page/edits.js");
+        const segment = { start: 0, end: 1, text: ` ${before}`, speaker: null, words: null };
+        return new Edits([segment], true).withText(0, written).segments[0].text;
+    }"""
+    assert page_of.evaluate(program, [before, written]) == f" {after}"
+
+
+@pytest.fixture(scope="module")
+def page_of(browser, tone) -> Iterator[Any]:
+    fake = Fake(tone, walk())
+    with running(fake.app) as url, browsing.watched(browser, url) as page:
+        yield page
+
+
+def test_undo_works_from_everywhere_and_escape_from_the_buttons(browser, tone) -> None:
+    fake = Fake(tone, walk(), recordings=1)
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator("audio[src]").wait_for()
+        for place in ("audio", "h1", "#files"):
+            correct(page, "Good", "Changed.")
+            page.evaluate(
+                "place => (document.activeElement.blur(), document.querySelector(place).focus())",
+                place,
+            )
+            page.keyboard.press("Control+z")
+            assert said(page).startswith("Good morning")
+        page.get_by_label("Name of Speaker A").press_sequentially("Al")
+        page.keyboard.press("Control+z")
+        assert page.get_by_label("Name of Speaker A").input_value() == ""
+        search = page.get_by_label("Search in the transcript")
+        search.press_sequentially("x")
+        correct(page, "Good", "Changed.")
+        search.focus()
+        page.keyboard.press("Control+z")
+        assert search.input_value() == "" and said(page).startswith("Changed."), "its own letters"
+        double_click(page, "Rain")
+        page.keyboard.type("Snow")
+        page.get_by_role("button", name="Everywhere").focus()
+        page.keyboard.press("Escape")
+        assert page.locator(".editor").count() == 0 and "Rain until" in said(page)
+
+
+def test_what_is_typed_in_an_open_field_outlives_a_reload(browser, tone) -> None:
+    fake = Fake(tone, walk(), recordings=1)
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator("audio[src]").wait_for()
+        double_click(page, "morning")
+        page.keyboard.type("evening")
+        asked = list[str]()
+
+        def stay(dialog: Any) -> None:
+            asked.append(dialog.type)
+            dialog.dismiss()
+
+        page.once("dialog", stay)
+        page.evaluate("setTimeout(() => location.reload())")
+        saved(page)
+        assert asked == ["beforeunload"] and first_text(fake).startswith(" Good evening, thanks")
+        double_click(page, "evening")
+        page.reload()  # without a question: nothing is lost
+        page.locator(".viewer").wait_for()
+        assert said(page).startswith("Good evening, thanks")
+
+
+def notes(fake: Fake) -> list[str]:
+    return [version["note"] for version in fake.jobs["job-1"].saved]
+
+
+def test_versions_are_told_looked_at_and_restored(browser, tone) -> None:
+    fake = Fake(tone, walk(), recordings=1)
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator("audio[src]").wait_for()
+        double_click(page, "morning")
+        page.keyboard.type("evening")
+        page.keyboard.press("Enter")
+        saved(page)
+        correct(page, "Eleven", "Gone.")
+        page.keyboard.press("Control+z")
+        page.get_by_label("Name of Speaker B").press_sequentially("Peter", delay=100)
+        page.keyboard.press("Enter")
+        saved(page)
+        assert notes(fake) == ["Corrected at 0:00: morning → evening", "Named Peter"]
+        page.reload()
+        page.get_by_role("button", name="Versions").click()
+        listed, told = page.get_by_role("dialog").locator("li"), page.locator(".version")
+        page.get_by_role("dialog").wait_for()
+        assert [note.splitlines()[0] for note in listed.all_inner_texts()] == [
+            "Named Peter",
+            "Corrected at 0:00: morning → evening",
+            "As it was transcribed",
+        ]
+        assert told.locator("ins, del").count() == 0
+        listed.nth(2).get_by_role("button").click()
+        told.locator("ins", has_text="morning").wait_for()
+        assert told.locator("del").all_inner_texts()[0].strip() == "evening,"
+        listed.nth(1).get_by_role("button").click()
+        told.locator("ins", has_text="Speaker B").first.wait_for()
+        page.get_by_role("button", name="Restore", exact=True).click()
+        saved(page)
+        assert corrected(fake).speakers == ("Speaker A", "Speaker B")
+        assert notes(fake)[2].startswith("Restored: Corrected at 0:00: morning → evening, ")
+        page.get_by_role("button", name="Versions").click()
+        page.get_by_role("button", name="As it was transcribed").click()
+        page.get_by_role("button", name="Restore", exact=True).click()
+        saved(page)
+        assert said(page).startswith("Good morning") and len(fake.jobs["job-1"].saved) == 4
+        page.keyboard.press("Control+z")
+        assert said(page).startswith("Good evening")
+        saved(page)
+        assert notes(fake)[4] == "Undone: Restored: As it was transcribed"
 
 
 def test_what_is_found_is_replaced(browser, tone) -> None:
@@ -397,6 +591,10 @@ def test_a_report_keeps_corrections_in_the_browser_and_writes_files(browser, tmp
         assert told["text"].startswith("Changed") and len(told["segments"]) == 5
         texts = [text for _, text in of_word(download_bytes(page, "docx"))]
         assert texts[2] == f"0:00\tChanged {HOSTILE}."
+        page.get_by_role("button", name="Versions").click()
+        page.get_by_role("button", name="Restore", exact=True).click()  # as it was transcribed
+        assert json.loads(download(page, "json")) == walk().to_dict()
+        page.keyboard.press("Control+z")
         assert "\n00:" in download(page, "vtt") and "--> \u202e" not in download(page, "vtt")
 
 
