@@ -88,7 +88,7 @@ export class Transcript {
   find(text) {
     for (const span of this.spans) span.classList.remove("hit", "found");
     this.hits = [];
-    const wanted = plain(text).trim().replace(/\s+/g, " ");
+    const wanted = folded(text);
     if (!wanted) return 0;
     let whole = "";
     const starts = [];
@@ -256,6 +256,11 @@ export class Transcript {
 function visible(node) {
   const { top, bottom } = node.getBoundingClientRect();
   return bottom > 0 && top < innerHeight;
+}
+
+// What a search looks for, or in.
+export function folded(text) {
+  return plain(text).trim().replace(/\s+/g, " ");
 }
 
 function plain(text) {
