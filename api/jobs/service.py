@@ -156,8 +156,8 @@ class Jobs:
             self._lock.close()
 
     def search(self, owner: str, words: str, after: str | None) -> tuple[list[Any], str | None]:
-        """Where words are said: of the `PAGE` results behind the job `after`, the latest first, those with the
-        words in text or name; and behind which job to go on. Case and accents do not matter."""
+        """Where words are said: of the `PAGE` results behind the job `after`, the latest first, those with
+        the words in text or name; and behind which job to go on. Case and accents do not matter."""
         wanted, found = _folded(words).strip(), []
         if not wanted:
             raise invalid("q", "give the words to search for")

@@ -41,8 +41,9 @@ const act = {
   async retry(job) {
     await told(job, async () => recordings.put(await store.retry(job.id)));
   },
-  remember(pairs) {
-    settings.remember(pairs);
+  remember: (pairs) => settings.remember(pairs),
+  get languages() {
+    return settings.languages;
   },
   async rename(job) {
     const name = prompt("Name of this recording", nameOf(job))?.trim();
@@ -265,7 +266,7 @@ async function route(again = false) {
     await open.run();
   } catch (error) {
     if (asked() !== id || signal.aborted) return;
-    if (error.status === 404) home(error.message);
+    if (error.status === 404) home("This server has no such recording: it was deleted, or belongs to another key.");
     else fail(error);
   }
 }

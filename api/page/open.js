@@ -8,7 +8,7 @@ export const FILES = ["docx", "md", "txt", "srt", "vtt", "json", "rttm"];
 
 export class Open {
   // `heard(job)` hears what becomes of it; `act` as in the list, `act.retry(job)`,
-  // `act.rename(job)` and `act.remember(corrections)`.
+  // `act.rename(job)`, `act.remember(corrections)` and `act.languages`.
   constructor(root, store, job, { heard, act }) {
     Object.assign(this, { store, job, heard, act });
     this.stop = new AbortController();
@@ -115,7 +115,7 @@ export class Open {
     const formats = FILES.filter((format) => format !== "rttm" || data.segments.some((segment) => segment.speaker));
     const files = formats.map((format) => [format, () => store.file(job, format)]);
     const downloads = [...files, ["recording", () => store.recording(job)]];
-    this.shown = new Viewer(data, { title: nameOf(job), keeper, kept, remember: this.act.remember, note: "Fetching the recording", downloads });
+    this.shown = new Viewer(data, { title: nameOf(job), keeper, kept, remember: this.act.remember, languages: this.act.languages, note: "Fetching the recording", downloads });
     this.shown.edits.listeners.push(() => this.heard(this.job));
     this.shown.player.onbroken = () => store.heard(job, signal);
     this.body.replaceChildren(this.shown.root);

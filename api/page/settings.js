@@ -20,6 +20,7 @@ export class Settings {
   // What the server has: its model, whether that tells speakers apart and translates, and the English names of its
   // languages by code, for those that the browser cannot name in the user's language.
   limit({ id, speakers, translates, languages }) {
+    this.languages = languages;
     element("model").textContent = id;
     const names = new Intl.DisplayNames(navigator.languages, { type: "language", fallback: "none" });
     // Whisper's code for Javanese is an old one.
