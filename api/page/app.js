@@ -161,8 +161,8 @@ function fail(error, job = null) {
     element("access").hidden = false;
     element("keyform").togglePopover(true);
   } else if (!job) notices.tell("server", error.message);
-  // The name of the form field is of no use to the user.
-  else notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^file: /, "")}`);
+  // The name of the form's field, or of the header, is of no use to the user.
+  else notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^(file|upload_id|Upload-\w+): /, "")}`);
 }
 
 async function told(job, work) {

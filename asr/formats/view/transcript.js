@@ -111,7 +111,7 @@ export class Transcript {
     for (const span of this.spans) span.classList.remove("found");
     const [first, last] = this.hits[number];
     for (let n = first; n <= last; n++) this.spans[n].classList.add("found");
-    this.#show(first);
+    this.#show(first, "instant");
   }
 
   #spansOf(segment, members) {
@@ -248,8 +248,9 @@ export class Transcript {
     return word && seconds < Math.max(word.end, word.start + 0.1) ? n : -1;
   }
 
-  #show(n) {
-    this.spans[n].scrollIntoView({ block: "center" });
+  // Smoothly only where it is near: text gets its height when it comes on the screen, and moves what is below.
+  #show(n, behavior = "auto") {
+    this.spans[n].scrollIntoView({ block: "center", behavior });
   }
 }
 

@@ -159,6 +159,18 @@ def test_words_are_found_and_doubtful_text_is_marked_where_it_stands(browser, to
         assert page.locator(".doubtful").first.evaluate(look) == "dashed"
 
 
+def test_a_place_far_down_is_on_the_screen_of_a_phone_too(browser, tone) -> None:
+    fake = Fake(tone, transcript([*conversation(80), ("Speaker A", "A heron."), *conversation(80)]))
+    fake.add()
+    phone = {"viewport": {"width": 375, "height": 812}, "has_touch": True}
+    shown = "e => e.getBoundingClientRect().top > 100 && e.getBoundingClientRect().bottom < 650"
+    at = "/#job-1?find=heron&at=400"
+    with running(fake.app) as url, browsing.watched(browser, url + at, **phone) as page:
+        page.locator(".w.found", has_text="heron").wait_for()
+        page.wait_for_timeout(1500)  # the browser scrolls
+        assert page.locator(".w.found").evaluate(shown)
+
+
 def test_recordings_are_cancelled_tried_again_and_deleted(browser, tone) -> None:
     fake = Fake(tone, walk())
     fake.add(state="running", label="a.wav", progress={"done_s": 5, "total_s": 20})
@@ -178,7 +190,7 @@ def test_recordings_are_cancelled_tried_again_and_deleted(browser, tone) -> None
 
 def test_errors_look_like_errors_and_can_be_closed(browser, tone) -> None:
     fake = Fake(tone, walk())
-    fake.refuse = (400, "invalid_audio", "not audio that can be decoded")
+    fake.refuse = (400, "invalid_audio", "Upload-Length: not audio that can be decoded")
     with running(fake.app) as url, browsing.watched(browser, url, refusals=True) as page:
         page.get_by_text("None yet.").wait_for()
         for name in ("a.txt", "b.txt", "c.txt"):
