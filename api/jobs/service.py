@@ -8,9 +8,12 @@ than the settings keep them; deletion on request uses the same `erase`. Does not
 from __future__ import annotations
 
 import fcntl
+import json
 import re
 import threading
 import time
+import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -57,6 +60,12 @@ RETENTION_TICK_S = 60.0
 
 PATIENCE_S = 30.0
 """Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
+
+PLACES = 3
+"""That a search tells of a recording."""
+
+HEAD = '{"text": '
+"""A result begins with its whole text, which is read in a fiftieth of the time that all of it takes."""
 
 AUDIO = re.compile("audio")
 
@@ -145,6 +154,46 @@ class Jobs:
         self.store.close()
         if self._lock is not None:
             self._lock.close()
+
+    def search(self, owner: str, words: str, after: str | None) -> tuple[list[Any], str | None]:
+        """Where words are said: of the `PAGE` results behind the job `after`, the latest first, those with
+        the words in text or name; and behind which job to go on. Case and accents do not matter."""
+        wanted, found = _folded(words).strip(), []
+        if not wanted:
+            raise invalid("q", "give the words to search for")
+        last = None if after is None else self.operations.get(after, owner)
+        page, more = self.store.jobs.page(owner, PAGE, last, "succeeded")
+        for job in page:
+            places = self._places(job, wanted)
+            if places or wanted in _folded(job.label or ""):
+                found.append({"job": job.view(), "count": len(places), "places": places[:PLACES]})
+        return found, page[-1].id if more else None
+
+    def _places(self, job: Job, wanted: str) -> list[dict[str, Any]]:
+        """The segments in which the words begin, each with its next one, and when they do."""
+        try:
+            if latest_version(job):
+                transcript = self.corrected.transcript(job.id, job.owner).to_dict()
+            else:
+                text = self.store.files.read(job.id, job.files["result"]).decode()
+                if text.startswith(HEAD):
+                    spoken, _ = json.JSONDecoder().raw_decode(text, len(HEAD))
+                    if wanted not in _folded(spoken):
+                        return []
+                transcript = json.loads(text)
+        except (ApiError, FileNotFoundError):  # erased, or replaced by another run, meanwhile
+            return []
+        segments: Any = transcript["segments"]
+        words, begins, whole, found = list[tuple[int, float]](), list[int](), "", dict[int, float]()
+        for n, segment in enumerate(segments):
+            for word in segment.get("words") or [{**segment, "word": segment["text"]}]:
+                words.append((n, word["start"]))
+                begins.append(len(whole))
+                whole += _folded(word["word"])
+        for hit in re.finditer(re.escape(wanted), whole):
+            found.setdefault(*words[bisect_right(begins, hit.start()) - 1])
+        texts = [segment["text"] for segment in segments]
+        return [{"start": at, "text": "".join(texts[n : n + 2]).strip()} for n, at in found.items()]
 
     # -- retention, in a thread of its own: deletions in object storage take long, and leases must not wait
 
@@ -279,6 +328,14 @@ class Operations:
             queued = self.store.jobs.new_run(tx, job, kind, merged)
         self.worker.wake()
         return queued
+
+
+def _folded(text: str) -> str:
+    """As the page's search has it: without case, marks and repeated spaces."""
+    if not text.isascii():
+        parts = unicodedata.normalize("NFKD", text)
+        text = "".join(c for c in parts if not unicodedata.category(c).startswith("M"))
+    return re.sub(r"\s+", " ", text.lower())
 
 
 def open_store(settings: Settings, folder: Path) -> Store:

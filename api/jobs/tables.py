@@ -92,6 +92,15 @@ class Job(Row):
         return self.state in ENDED
 
     @property
+    def stage(self) -> str | None:
+        """What is done while it runs, as its files tell."""
+        if self.state != "running":
+            return None
+        if self.kind == "transcribe" and "spoken" not in self.files:
+            return "transcribing" if "plan" in self.files else "reading"
+        return "diarizing" if self.options.get("diarize") else "finishing"
+
+    @property
     def speed(self) -> float | None:
         """Seconds of audio per second of wall time from start to end, downtime included."""
         if self.state != "succeeded" or self.started_at is None or self.finished_at is None:
@@ -106,6 +115,7 @@ class Job(Row):
             "id": self.id,
             "object": "job",
             "state": self.state,
+            "stage": self.stage,
             "label": self.label,
             "created_at": int(self.created_at),
             "started_at": started_at and int(started_at),

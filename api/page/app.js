@@ -1,6 +1,7 @@
 // The page: the server's recordings, their list, and the open one.
 import { connection, persistently } from "./connection.js";
 import { h } from "./dom.js";
+import { Finder } from "./find.js";
 import { ask, askJson, key, Refusal, setKey } from "./http.js";
 import { Live } from "./live.js";
 import { List, busy, nameOf } from "./list.js";
@@ -40,8 +41,9 @@ const act = {
   async retry(job) {
     await told(job, async () => recordings.put(await store.retry(job.id)));
   },
-  remember(pairs) {
-    settings.remember(pairs);
+  remember: (pairs) => settings.remember(pairs),
+  get languages() {
+    return settings.languages;
   },
   async rename(job) {
     const name = prompt("Name of this recording", nameOf(job))?.trim();
@@ -63,6 +65,7 @@ const all = menu("Download all", FILES.map((format) => [KINDS[format], async () 
   }
 }]));
 
+const finder = new Finder(store, fail);
 const list = new List(element("list"), element("none"), act);
 const outbox = new Outbox(store, {
   onchange: show,
@@ -83,13 +86,12 @@ async function begin() {
   const { signal } = starting;
   try {
     const models = await persistently(() => askJson("v1/models", { signal }), { signal });
-    const model = models.data[0] || { id: "", speakers: false };
     await persistently(() => store.list(1), { signal });
-    served = model.id;
+    served = models.data[0].id;
+    await limit(signal);
     tellReady(signal);
     recordings?.close();
     recordings = new Recordings(store, { onchange: refreshed, onerror: (error) => error.needsKey && fail(error) });
-    settings.limit(model);
     notices.drop("key");
     element("files").disabled = false;
     for (const given of early.splice(0)) add(...given);
@@ -102,6 +104,10 @@ async function begin() {
   }
 }
 
+async function limit(signal) {
+  settings.limit(await persistently(() => askJson(`v1/models/${encodeURI(served)}`, { signal }), { signal }));
+}
+
 // Shows the server's name, and what it waits for until it is ready.
 async function tellReady(signal) {
   const show = (state, text) => Object.assign(element("server"), { className: `server ${state}`, textContent: text });
@@ -109,6 +115,7 @@ async function tellReady(signal) {
   try {
     await persistently(() => ask("ready", { signal }), { signal, ontrouble });
     show("ready", served);
+    await limit(signal); // a model's own languages are known once it is loaded
   } catch (error) {
     if (!signal.aborted) fail(error);
   }
@@ -154,8 +161,8 @@ function fail(error, job = null) {
     element("access").hidden = false;
     element("keyform").togglePopover(true);
   } else if (!job) notices.tell("server", error.message);
-  // The name of the form field is of no use to the user.
-  else notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^file: /, "")}`);
+  // The name of the form's field, or of the header, is of no use to the user.
+  else notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^(file|upload_id|Upload-\w+): /, "")}`);
 }
 
 async function told(job, work) {
@@ -179,6 +186,7 @@ function take(files) {
 }
 
 function add(files, batch) {
+  finder.close(); // they are seen in the list
   outbox.add(files, settings.get(), batch);
 }
 
@@ -208,7 +216,9 @@ function intake() {
 function show() {
   list.show(outbox.waiting.concat(recordings?.jobs || []), open?.job.id);
   element("older").hidden = !recordings?.more;
+  if (!recordings) element("none").hidden = true; // nobody knows
   all.hidden = !recordings?.jobs.some(({ state }) => state === "succeeded");
+  element("find").hidden = all.hidden;
   if (!connection.up) tellWaiting();
 }
 
@@ -234,7 +244,7 @@ async function route(again = false) {
   if (!recordings) return;
   const id = asked();
   const same = open?.job.id === id;
-  if (open && same && !again) return;
+  if (open && same && !again) return open.goTo(place());
   if (!same && !leaves()) {
     location.hash = encodeURIComponent(open.job.id);
     return;
@@ -247,6 +257,7 @@ async function route(again = false) {
     const job = await persistently(() => store.get(id), { signal });
     if (asked() !== id || open) return; // the user has navigated in the meantime
     open = new Open(element("content"), store, job, { heard: (news) => recordings.heard(news), act });
+    open.goTo(place());
     show();
     if (!same) {
       open.title.focus({ preventScroll: true });
@@ -255,7 +266,7 @@ async function route(again = false) {
     await open.run();
   } catch (error) {
     if (asked() !== id || signal.aborted) return;
-    if (error.status === 404) home(error.message);
+    if (error.status === 404) home("This server has no such recording: it was deleted, or belongs to another key.");
     else fail(error);
   }
 }
@@ -269,11 +280,18 @@ function leaves() {
 
 // The id in the address; an address that cannot be decoded names nothing.
 function asked() {
+  const [id] = location.hash.slice(1).split("?");
   try {
-    return decodeURIComponent(location.hash.slice(1));
+    return decodeURIComponent(id);
   } catch {
-    return location.hash.slice(1);
+    return id;
   }
+}
+
+// The place in the address, as a search has found it.
+function place() {
+  const given = new URLSearchParams(location.hash.split("?")[1]);
+  return given.has("at") ? { find: given.get("find") || "", at: Number(given.get("at")) || 0 } : null;
 }
 
 function home(message = "") {

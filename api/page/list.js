@@ -1,14 +1,8 @@
 // The list of recordings, with names and progress.
 import { button, h } from "./dom.js";
 
-export const STATES = {
-  sending: "sending",
-  queued: "waiting",
-  running: "running",
-  succeeded: "done",
-  failed: "failed",
-  cancelled: "cancelled",
-};
+const STATES = { queued: "waiting", running: "running", succeeded: "done", failed: "failed", cancelled: "cancelled" };
+const STAGES = { reading: "reading", transcribing: "transcribing", diarizing: "finding speakers", finishing: "finishing" };
 
 export const busy = (job) => ["sending", "queued", "running"].includes(job.state);
 
@@ -69,11 +63,11 @@ export function nameOf(job) {
   return job.label || "Unnamed recording";
 }
 
-// From 0 to 1; null if unknown.
+// From 0 to 1; null if unknown. Text comes in parts of some minutes; until the first one nothing is known.
 export function progressOf(job) {
   if (job.state === "sending") return job.trouble ? null : job.sent;
   const { done_s: done, total_s: total } = job.progress || {};
-  return total && job.state === "running" ? Math.min(1, done / total) : null;
+  return done && total && job.stage === "transcribing" ? Math.min(1, done / total) : null;
 }
 
 export function filled(bar, share) {
@@ -91,14 +85,13 @@ function stateOf(job) {
     if (job.trouble) return `waiting: ${job.trouble}`;
     return job.sent === null ? "waiting to be sent" : "sending";
   }
-  if (progressOf(job) === 1) return job.options?.diarize ? "finding speakers" : "finishing";
-  return STATES[job.state] || job.state;
+  return STAGES[job.stage] || STATES[job.state] || job.state;
 }
 
 function when(job) {
   const share = progressOf(job);
   if (share !== null) return share < 1 ? `${Math.floor(100 * share)} %` : "";
-  if (job.state === "sending") return "";
+  if (moving(job) || job.state === "sending") return "";
   const made = new Date(job.created_at * 1000);
   if (made.toDateString() === new Date().toDateString()) return made.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
   return made.toLocaleDateString([], { day: "numeric", month: "short", year: "numeric" });

@@ -8,7 +8,7 @@ export const FILES = ["docx", "md", "txt", "srt", "vtt", "json", "rttm"];
 
 export class Open {
   // `heard(job)` hears what becomes of it; `act` as in the list, `act.retry(job)`,
-  // `act.rename(job)` and `act.remember(corrections)`.
+  // `act.rename(job)`, `act.remember(corrections)` and `act.languages`.
   constructor(root, store, job, { heard, act }) {
     Object.assign(this, { store, job, heard, act });
     this.stop = new AbortController();
@@ -52,6 +52,14 @@ export class Open {
     if (this.shown) this.shown.title = nameOf(job);
   }
 
+  // Shows the place that a search has found ({find, at}), and stands there.
+  goTo(place) {
+    this.place = place;
+    if (!place || !this.shown) return;
+    place.at = this.shown.seeking.show(place.find, place.at);
+    this.shown.player.seek(place.at, null);
+  }
+
   close() {
     this.stop.abort();
     this.shown?.close();
@@ -63,6 +71,7 @@ export class Open {
       if (this.stop.signal.aborted) return;
       if (type === "segment") this.#append(data.segments.map((segment) => segment.text).join(""));
       else if (type === "progress") this.job = { ...this.job, progress: data };
+      else if (type === "stage") this.job = { ...this.job, ...data };
       else if (type === "state" || type === "done") this.job = data;
       this.heard(this.job);
       this.#tell();
@@ -77,12 +86,15 @@ export class Open {
     const { job, act } = this;
     const share = progressOf(job);
     const { done_s: done, total_s: total } = job.progress || {};
-    const later = job.options?.diarize ? "Text complete; finding speakers" : "Text complete; finishing";
-    const running = share === null ? "Transcribing" : share < 1 ? `Transcribing: ${clock(done)} of ${clock(total)}` : later;
-    const told = { queued: "Waiting in the queue", running, succeeded: "Fetching the transcript", cancelled: "Cancelled." };
+    const length = total ? ` ${clock(total)} of audio` : "";
+    const transcribing = share === null ? `Transcribing${length}; text comes in parts of a few minutes` : `Transcribing: ${clock(done)} of ${clock(total)}`;
+    const stages = { reading: `Reading${length}`, transcribing, diarizing: "Text complete; finding speakers", finishing: "Text complete; finishing" };
+    const told = { queued: "Waiting in the queue", running: "Working", succeeded: "Fetching the transcript", cancelled: "Cancelled." };
     // Screen readers announce changes of state only, not every second of progress.
-    this.said.setAttribute("aria-live", this.told === job.state ? "off" : "polite");
-    this.said.textContent = told[job.state] || "";
+    const news = job.stage || job.state;
+    this.said.setAttribute("aria-live", this.news === news ? "off" : "polite");
+    this.said.textContent = stages[job.stage] || told[job.state] || "";
+    this.news = news;
     this.bar.hidden = job.state !== "running";
     filled(this.bar, share);
     if (this.told === job.state) return;
@@ -103,14 +115,16 @@ export class Open {
     const formats = FILES.filter((format) => format !== "rttm" || data.segments.some((segment) => segment.speaker));
     const files = formats.map((format) => [format, () => store.file(job, format)]);
     const downloads = [...files, ["recording", () => store.recording(job)]];
-    this.shown = new Viewer(data, { title: nameOf(job), keeper, kept, remember: this.act.remember, note: "Fetching the recording", downloads });
+    this.shown = new Viewer(data, { title: nameOf(job), keeper, kept, remember: this.act.remember, languages: this.act.languages, note: "Fetching the recording", downloads });
     this.shown.edits.listeners.push(() => this.heard(this.job));
     this.shown.player.onbroken = () => store.heard(job, signal);
     this.body.replaceChildren(this.shown.root);
+    this.goTo(this.place);
     try {
       this.sound = await store.audio(job, signal);
       if (signal.aborted) this.sound.drop();
       else this.shown.player.load(this.sound.src, this.sound.note);
+      if (this.place) this.shown.player.seek(this.place.at, null);
     } catch (error) {
       if (!signal.aborted) this.shown.player.load(null, `The recording cannot be played: ${error.message}`);
     }

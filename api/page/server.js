@@ -48,7 +48,7 @@ export class ServerJobs {
     return askJson(at(id));
   }
 
-  // {type: "state" | "progress" | "segment" | "done", data}, from the beginning, each once; after a broken
+  // {type: "state" | "stage" | "progress" | "segment" | "done", data}, from the beginning, each once; after a broken
   // connection or a restart of the server it continues where it was.
   async *follow(id, signal) {
     let last = null;
@@ -73,6 +73,11 @@ export class ServerJobs {
   result(job, signal) {
     const path = `${resultAt(job.id, "transcript")}&corrected=false`;
     return persistently(() => askJson(path, { signal }), { signal });
+  }
+
+  // Where words are said in the results behind a job, the latest first: {data: [{job, count, places}], after}.
+  search(words, after, signal) {
+    return askJson(`v1/jobs/search?${new URLSearchParams({ q: words, ...(after && { after }) })}`, { signal });
   }
 
   keeper(job, signal) {

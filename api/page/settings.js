@@ -1,43 +1,43 @@
 // The settings for new recordings, stored in this browser.
 
 const SHELF = "forescribe.settings";
-const CODES =
-  "af am ar as az ba be bg bn bo br bs ca cs cy da de el en es et eu fa fi fo fr gl gu ha haw he hi hr ht hu hy id is it ja " +
-  "jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc pa pl ps pt ro ru sa sd si sk sl sn so sq sr " +
-  "su sv sw ta te tg th tk tl tr tt uk ur uz vi yi yo yue zh";
-
 const FIELDS = ["language", "task", "speakers", "redact", "terms", "replacements"];
 const LISTS = ["terms", "replacements"]; // one in each line
 const MOST_SPEAKERS = 12;
 const NOBODY = "0"; // speakers are not told apart
 
 const element = (id) => document.getElementById(id);
+const there = (id) => !element(id).closest("label").hidden;
 
 export class Settings {
   constructor() {
-    const names = new Intl.DisplayNames(["en"], { type: "language" });
-    // Whisper's code for Javanese is an old one.
-    const languages = CODES.split(" ").map((code) => [code, names.of(code === "jw" ? "jv" : code)]);
-    languages.sort(([, a], [, b]) => a.localeCompare(b));
-    element("language").append(new Option("detect", ""), ...languages.map(([code, name]) => new Option(name, code)));
     const numbers = Array.from({ length: MOST_SPEAKERS }, (_, n) => new Option(n ? `${n + 1} people` : "1 person", n + 1));
     element("speakers").append(new Option("told apart", ""), ...numbers, new Option("not told apart", NOBODY));
     this.#restore();
     element("settings").addEventListener("input", () => this.#keep());
   }
 
-  // What the server has: its model, and whether that tells speakers apart.
-  limit({ id, speakers }) {
+  // What the server has: its model, whether that tells speakers apart and translates, and the English names of its
+  // languages by code, for those that the browser cannot name in the user's language.
+  limit({ id, speakers, translates, languages }) {
+    this.languages = languages;
     element("model").textContent = id;
-    element("speakers").closest("label").hidden = !speakers;
+    const names = new Intl.DisplayNames(navigator.languages, { type: "language", fallback: "none" });
+    // Whisper's code for Javanese is an old one.
+    const named = Object.entries(languages).map(([code, name]) => [names.of(code === "jw" ? "jv" : code) || name, code]);
+    named.sort(([one], [other]) => one.localeCompare(other));
+    element("language").replaceChildren(new Option("detect", ""), ...named.map(([name, code]) => new Option(name, code)));
+    this.#restore();
+    const shown = { speakers, task: translates, language: named.length > 1 };
+    for (const [name, on] of Object.entries(shown)) element(name).closest("label").hidden = !on;
   }
 
   // `speakers` is their number, or "".
   get() {
     const { language, task, speakers, redact, ...lists } = this.#values();
-    const diarize = !element("speakers").closest("label").hidden && speakers !== NOBODY;
+    const [diarize, translate] = [there("speakers") && speakers !== NOBODY, there("task") && task === "translate"];
     for (const name of LISTS) lists[name] = lines(lists[name]);
-    return { language, task, diarize, speakers: diarize ? speakers : "", redact, ...lists };
+    return { language, task: translate ? "translate" : "transcribe", diarize, speakers: diarize ? speakers : "", redact, ...lists };
   }
 
   // Adds corrections [heard, meant], in place of others of the same words.
@@ -57,7 +57,10 @@ export class Settings {
     try {
       const kept = JSON.parse(localStorage.getItem(SHELF));
       kept.terms ??= (kept.names || "").split(/\s*,\s*/).join("\n"); // of an earlier version
-      for (const name of FIELDS) element(name).value = kept[name] ?? "";
+      for (const name of FIELDS) {
+        element(name).value = kept[name] ?? "";
+        if (element(name).selectedIndex < 0) element(name).selectedIndex = 0; // not offered here
+      }
     } catch {
       // nothing kept, or nothing that we wrote
     }

@@ -140,6 +140,19 @@ def listed(
     return {"object": "list", "data": [job.view() for job in page], "has_more": more}
 
 
+@router.get("/search")
+def search(
+    jobs: JobsDep,
+    caller: Caller,
+    q: Annotated[str, Query(max_length=200)],
+    after: str | None = None,
+) -> dict[str, Any]:
+    """Where words are said in 100 results, the latest first; ask again with the answer's `after` until it is
+    null."""
+    found, last = jobs.search(caller, q, after)
+    return {"object": "list", "data": found, "after": last}
+
+
 @router.get("/archive")
 async def archive(jobs: JobsDep, caller: Caller, response_format: FileFormat = "txt") -> Response:
     """All results as files in one zip, the latest first, as they have been corrected."""
@@ -350,7 +363,7 @@ def _file_stem(job: Job) -> str:
 
 async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
     """The events of a job: its entries numbered above `after` until it ends, then `done`."""
-    store, n, sent_s = jobs.store, after, time.monotonic()
+    store, n, sent_s, stage = jobs.store, after, time.monotonic(), None
     while True:
         # The job is read first: an entry that is written between the two reads is sent now, and the end is
         # seen in the next pass.
@@ -362,6 +375,9 @@ async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
             n = entry.n
             yield await asyncio.to_thread(_event, store, job, entry)
             sent_s = time.monotonic()
+        if job.stage not in (stage, None):  # no entry tells it
+            stage = job.stage
+            yield _encoded("stage", {"stage": stage}, n)
         if entries:
             continue
         if job.ended:

@@ -20,6 +20,8 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
+from forescribe.asr.model.languages import LANGUAGES
+
 from ..dependencies import ServingDep, SettingsDep
 from ..errors import ApiError
 from ..settings import NO_DIARIZER, Settings
@@ -148,13 +150,15 @@ async def metrics(serving: ServingDep) -> PlainTextResponse:
 
 
 class Model(BaseModel):
-    """OpenAI's model object."""
+    """OpenAI's model object, and from `speakers` on what it does not have."""
 
     id: str
     object: str = "model"
     created: int = 0  # unknown; the contract requires a number
     owned_by: str = "forescribe"
-    speakers: bool = False  # not OpenAI's: whether it can tell who speaks
+    speakers: bool = False  # whether it can tell who speaks
+    translates: bool = False  # into English
+    languages: dict[str, str] = {}  # their codes and English names; not in the list of models
 
 
 class Models(BaseModel):
@@ -162,20 +166,23 @@ class Models(BaseModel):
     data: list[Model]
 
 
-@models_router.get("")
-async def models(settings: SettingsDep) -> Models:
+@models_router.get("", response_model_exclude={"data": {"__all__": {"languages"}}})
+async def models(settings: SettingsDep, serving: ServingDep) -> Models:
     texts = [] if settings.text_name is None else [settings.text_name]
     names = dict.fromkeys([settings.model_name, *settings.aliases])  # its own first
-    speaking = [Model(id=name, speakers=_tells_speakers(settings)) for name in names]
-    return Models(data=[*speaking, *(Model(id=name) for name in texts)])
+    speech = [_speech_model(name, settings, serving) for name in names]
+    return Models(data=[*speech, *(Model(id=name) for name in texts)])
 
 
 @models_router.get("/{name:path}")
-async def model(name: str, settings: SettingsDep) -> Model:
+async def model(name: str, settings: SettingsDep, serving: ServingDep) -> Model:
     if name in (settings.text_name, settings.text_model):
         return Model(id=name)
-    return Model(id=check_model(name, settings), speakers=_tells_speakers(settings))
+    return _speech_model(check_model(name, settings), settings, serving)
 
 
-def _tells_speakers(settings: Settings) -> bool:
-    return settings.diarizer != NO_DIARIZER
+def _speech_model(name: str, settings: Settings, serving: Serving) -> Model:
+    speakers, tokens = settings.diarizer != NO_DIARIZER, serving.tokens
+    known = LANGUAGES if tokens is None else tokens.made_for or tokens.languages or ("en",)
+    names = {code: LANGUAGES.get(code, code).title() for code in known}
+    return Model(id=name, speakers=speakers, translates=serving.translates, languages=names)

@@ -59,6 +59,7 @@ class PromptTokens:
     family: Family
     only: ClassVar[str] = "this model does not translate"
     translates: ClassVar[bool] = False
+    made_for: ClassVar[None] = None
     timestamp_begin: ClassVar[None] = None
 
     @property

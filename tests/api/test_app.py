@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -45,12 +46,21 @@ def test_a_model_that_cannot_be_loaded_is_never_ready_and_ends_the_process(
     assert client.get("/health").status_code == 200
 
 
-def test_the_model_has_its_own_name_and_those_that_clients_send(service) -> None:
+def test_the_model_has_its_own_name_and_those_that_clients_send(service, monkeypatch) -> None:
     client = service()
     listed = client.get("/v1/models").json()
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["random", *OPENAI_NAMES]
     assert client.get("/v1/models/whisper-1").json()["id"] == "whisper-1"
+    known = client.get("/v1/models/random").json()
+    assert known["languages"] == {"en": "English", "de": "German", "fr": "French"}
+    assert known["translates"] and "languages" not in listed["data"][0]
+    tokens = client.app.state.serving.tokens
+    monkeypatch.setattr(client.app.state.serving, "tokens", replace(tokens, languages={}))
+    english = client.get("/v1/models/random").json()
+    assert english["languages"] == {"en": "English"} and not english["translates"]
+    monkeypatch.setattr(client.app.state.serving, "tokens", None)  # it is loading
+    assert {"de", "ba", "yue"} <= client.get("/v1/models/random").json()["languages"].keys()
     unknown = client.get("/v1/models/openai/whisper-large-v9")
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "model_not_found"

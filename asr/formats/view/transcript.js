@@ -92,7 +92,7 @@ export class Transcript {
   find(text) {
     for (const span of this.spans) span.classList.remove("hit", "found");
     this.hits = [];
-    const wanted = plain(text).trim().replace(/\s+/g, " ");
+    const wanted = folded(text);
     if (!wanted) return 0;
     let whole = "";
     const starts = [];
@@ -115,7 +115,7 @@ export class Transcript {
     for (const span of this.spans) span.classList.remove("found");
     const [first, last] = this.hits[number];
     for (let n = first; n <= last; n++) this.spans[n].classList.add("found");
-    this.spans[first].scrollIntoView({ block: "center" });
+    this.#show(first, "instant");
   }
 
   #spansOf(segment, members) {
@@ -247,11 +247,21 @@ export class Transcript {
     const word = this.model.words[n];
     return word && seconds < Math.max(word.end, word.start + 0.1) ? n : -1;
   }
+
+  // Smoothly only where it is near: text gets its height when it comes on the screen, and moves what is below.
+  #show(n, behavior = "auto") {
+    this.spans[n].scrollIntoView({ block: "center", behavior });
+  }
 }
 
 function visible(node) {
   const { top, bottom } = node.getBoundingClientRect();
   return bottom > 0 && top < innerHeight;
+}
+
+// What a search looks for, or in.
+export function folded(text) {
+  return plain(text).trim().replace(/\s+/g, " ");
 }
 
 function plain(text) {

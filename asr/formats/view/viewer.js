@@ -30,10 +30,11 @@ const FILE = /^(?<stem>.*?)(?<ending>\.[a-z0-9]{1,5})?$/is;
 
 // `data` is the JSON of the result; `keeper` keeps corrections (saving.js), and `kept` are those it has.
 // `downloads` are [name, make]; `make` returns a Blob, a URL, or a promise of either. `remember` takes corrections
-// [heard, meant] for later recordings, where there is a place for them.
+// [heard, meant] for later recordings, where there is a place for them. `languages` are English names by code, for
+// those that the browser does not know.
 export class Viewer {
-  constructor(data, { title, keeper, kept = null, src = null, note = "", downloads = [], remember = null }) {
-    Object.assign(this, { data, title, remember });
+  constructor(data, { title, keeper, kept = null, src = null, note = "", downloads = [], remember = null, languages = {} }) {
+    Object.assign(this, { data, title, remember, languages });
     this.edits = new Edits(segmentsOf(data), spacedIn(data.language));
     if (kept) this.edits.open(kept);
     this.model = modelOf(data, this.edits.state.segments);
@@ -167,8 +168,8 @@ export class Viewer {
   #summed() {
     const { duration, language, speakers, words, failed } = this.model;
     const count = (list, one, several) => (list.length ? `${list.length} ${list.length === 1 ? one : several}` : null);
-    const name = language && new Intl.DisplayNames(["en"], { type: "language", fallback: "code" }).of(language);
-    const told = [clock(duration), name, count(speakers, "speaker", "speakers"), count(words, "word", "words"), failed ? `${failed.toFixed(1)} s failed` : null];
+    const name = language && new Intl.DisplayNames(["en"], { type: "language", fallback: "none" }).of(language);
+    const told = [clock(duration), name || this.languages[language] || language, count(speakers, "speaker", "speakers"), count(words, "word", "words"), failed ? `${failed.toFixed(1)} s failed` : null];
     return told.filter(Boolean).join(" · ");
   }
 

@@ -84,7 +84,16 @@ def told(lines: Iterator[str]) -> Iterator[tuple[str, int, Any]]:
 
 
 def events(client: TestClient, job: str, after: int = 0) -> list[tuple[str, int, Any]]:
-    """All of a job's events from behind `after` on, to its end."""
+    """All of a job's logged events from behind `after` on, to its end."""
+    return [event for event in _events(client, job, after) if event[0] != "stage"]
+
+
+def stages(client: TestClient, job: str) -> list[str]:
+    """What a job says that it does, to its end."""
+    return [data["stage"] for kind, _, data in _events(client, job, 0) if kind == "stage"]
+
+
+def _events(client: TestClient, job: str, after: int) -> list[tuple[str, int, Any]]:
     headers = {"Last-Event-ID": str(after)} if after else {}
     with client.stream("GET", f"{JOBS}/{job}/events", headers=headers) as answer:
         assert answer.status_code == 200

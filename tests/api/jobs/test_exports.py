@@ -13,6 +13,7 @@ from forescribe.api.access.keys import digest, new_key
 from forescribe.api.errors import ApiError
 from tests.api.conftest import memo
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
+from tests.api.page.fakejobs import transcript
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,50 @@ def test_all_of_them_are_one_zip_in_which_equal_names_are_told_apart(client, job
     client.patch(f"{JOBS}/{ids[0]}", json={"label": "talk"})
 
 
+def test_words_are_found_in_all_results_as_they_are_now(client, job, monkeypatch) -> None:
+    store, later = client.app.state.jobs.store, client.get(JOBS).json()["data"][0]["id"]
+    read, said = store.files.read, transcript([("A", "In the café we met."), ("B", "At ten.")])
+    body = json.dumps(said.to_dict()).encode()
+    monkeypatch.setattr(
+        store.files, "read", lambda id, name: body if name.startswith("result") else read(id, name)
+    )
+    met = said.segments[0].words[4].start
+
+    def found(words: str, **given: str) -> dict:
+        answer = client.get(f"{JOBS}/search", params={"q": words, **given})
+        assert answer.status_code == 200
+        return answer.json()
+
+    def places(words: str) -> dict[str, list]:
+        return {one["job"]["id"]: one["places"] for one in found(words)["data"]}
+
+    place = {"start": met, "text": "In the café we met. At ten."}
+    assert places("MET.\n at ") == {later: [place], job: [place]}, "the latest first"
+    cafe = said.segments[0].words[2].start
+    assert places("cafe")[job] == places("CAFE\u0301")[job] == [{**place, "start": cafe}]
+    at = f"{JOBS}/{job}/corrections"
+    tag = client.get(at).headers["etag"]
+    new = {"start": 1.0, "end": 2.0, "text": " Ask Zoë (50 % of it)."}
+    assert client.put(at, json={"segments": [new]}, headers={"If-Match": tag}).status_code == 200
+    assert places("zoe (50 %") == {job: [{"start": 1.0, "text": "Ask Zoë (50 % of it)."}]}
+    assert places("met.") == {later: [place]}
+    client.delete(at)
+    client.patch(f"{JOBS}/{job}", json={"label": "Käse"})
+    assert places("kase") == {job: []}
+    assert found("nobody says this") == {"object": "list", "data": [], "after": None}
+    monkeypatch.setattr("forescribe.api.jobs.service.PAGE", 1)
+    early, late = found("met"), found("met", after=later)
+    assert [one["job"]["id"] for one in early["data"] + late["data"]] == [later, job]
+    assert (early["after"], late["after"]) == (later, None)
+
+
+def test_a_search_for_nothing_or_behind_nothing_is_refused(client, job) -> None:
+    for given in ({}, {"q": " \u0301 "}, {"q": "x" * 201}):
+        assert client.get(f"{JOBS}/search", params=given).status_code == 400, given
+    unknown = {"q": "a", "after": f"job_{'0' * 32}"}
+    assert client.get(f"{JOBS}/search", params=unknown).status_code == 404
+
+
 def test_what_cannot_be_had_is_named_in_the_zip(client, job, monkeypatch) -> None:
     corrected = client.app.state.jobs.corrected
     usual = corrected.transcript
@@ -123,7 +168,9 @@ def test_what_cannot_be_had_is_named_in_the_zip(client, job, monkeypatch) -> Non
     assert b"an earlier result" in found["talk (2).missing.txt"]
 
 
-def test_a_zip_holds_the_results_of_its_own_key_alone(tmp_path, transcriber, decoders) -> None:
+def test_zip_and_search_have_the_results_of_their_own_key_alone(
+    tmp_path, transcriber, decoders
+) -> None:
     keys = {name: new_key() for name in ("anna", "bob")}
     given = {"api_keys": {name: digest(key) for name, key in keys.items()}}
     with application(tmp_path, transcriber, decoders, **given) as client:
@@ -134,4 +181,5 @@ def test_a_zip_holds_the_results_of_its_own_key_alone(tmp_path, transcriber, dec
         assert archive(client, "txt").keys() == {"talk.txt"}
         client.headers["Authorization"] = f"Bearer {keys['bob']}"
         assert archive(client, "txt") == {}
+        assert client.get(f"{JOBS}/search?q=talk").json()["data"] == []
         assert client.patch(f"{JOBS}/{job}", json={"label": "mine"}).status_code == 404

@@ -20,7 +20,17 @@ from forescribe.asr.formats.subtitles import LineRules
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.segment import cut_plan
 from tests.api.conftest import memo, silence, sound, until
-from tests.api.jobs.application import FORM, JOBS, application, ended, events, files, ready, submit
+from tests.api.jobs.application import (
+    FORM,
+    JOBS,
+    application,
+    ended,
+    events,
+    files,
+    ready,
+    stages,
+    submit,
+)
 
 LONG_S = 100
 
@@ -59,6 +69,17 @@ def test_a_job_says_what_the_route_that_waits_says(client, long) -> None:
     whole = client.get(result, params={"response_format": "transcript"}).json()
     assert Transcript.from_dict(whole).coverage.sample_count == LONG_S * 16_000
     assert any(segment["words"] for segment in whole["segments"])
+
+
+def test_a_running_job_says_what_is_done(client, held) -> None:
+    job = submit(client, memo(12), diarize="true").json()
+    assert job["stage"] is None, "it waits"
+    at = f"{JOBS}/{job['id']}"
+    until(lambda: client.get(at).json()["stage"] == "transcribing")
+    threading.Timer(1.0, held.set).start()
+    seen = stages(client, job["id"])
+    assert seen in (["transcribing"], ["transcribing", "diarizing"]), "the last may be short"
+    assert ended(client, job["id"])["stage"] is None
 
 
 def test_every_format_comes_from_what_was_decoded(client) -> None:

@@ -40,6 +40,25 @@ def test_a_key_belongs_to_one_job_of_one_owner(store) -> None:
     insert("e", "team", "other")
 
 
+@pytest.mark.parametrize(
+    ("stage", "made", "given"),
+    [
+        ("reading", ["audio", "form"], {}),
+        ("transcribing", ["plan"], {}),
+        ("transcribing", ["plan", "group-0"], {"options": {"diarize": True}}),
+        ("finishing", ["plan", "spoken"], {}),
+        ("diarizing", ["plan", "spoken"], {"options": {"diarize": True}}),
+        ("diarizing", ["result"], {"options": {"diarize": True}, "kind": "diarize"}),
+        (None, ["plan"], {"state": "queued"}),
+        (None, ["plan", "spoken"], {"state": "succeeded"}),
+    ],
+)
+def test_what_a_job_does_is_told_by_what_it_has_made(stage, made, given) -> None:
+    files = {role: f"{role}-1" for role in made}
+    job = Job(id="a", owner="team", total_s=60.0, files=files, **{"state": "running", **given})
+    assert job.view()["stage"] == stage
+
+
 def test_every_transition_is_logged_and_a_new_run_begins_anew(store) -> None:
     assert store.jobs.claim("one", beside=()) is not None
     with store.transaction() as tx:

@@ -114,6 +114,7 @@ class Fake:
         self.resumed: list[str] = []
         self.refuse: tuple[int, str, str] | None = None  # of what is posted
         self.loading = False
+        self.languages = {"en": "English", "ba": "Bashkir", "bo": "Tibetan", "de": "German"}
         self.uploads: dict[str, Upload] = {}
         self.offsets: list[int] = []  # of each PATCH
         self.holds_at: int | None = None  # bytes after which an upload gets no further
@@ -134,6 +135,7 @@ class Fake:
             "id": f"job-{n}",
             "object": "job",
             "state": "succeeded",
+            "stage": "transcribing" if view.get("state") == "running" else None,
             "label": f"recording {n}.wav",
             "created_at": int(time.time()) - 60 * n,
             "started_at": None,
@@ -175,10 +177,12 @@ class Fake:
 
         @app.get("/v1/models")
         async def models() -> dict[str, Any]:
-            return {
-                "object": "list",
-                "data": [{"id": "tiny.en", "object": "model", "speakers": True}],
-            }
+            return {"object": "list", "data": [{"id": "org/tiny", "speakers": True}]}
+
+        @app.get("/v1/models/org/tiny")
+        async def model() -> dict[str, Any]:
+            known = {"speakers": True, "translates": len(self.languages) > 1}
+            return {"id": "org/tiny", "languages": self.languages, **known}
 
         @app.get("/v1/jobs")
         async def listed(limit: int = 20, after: str = "") -> dict[str, Any]:
@@ -241,6 +245,21 @@ class Fake:
         @app.delete("/v1/uploads/{id}", status_code=204)
         async def drop(id: str) -> None:
             self.uploads.pop(id, None)
+
+        @app.get("/v1/jobs/search")
+        async def search(q: str, after: str = "") -> dict[str, Any]:
+            ids = list(self.jobs)
+            rest = ids[ids.index(after) + 1 :] if after else ids
+            data = []
+            for id in rest[:100]:
+                job = self.jobs[id]
+                said = [s for s in job.told.segments if q.casefold() in s.text.casefold()]
+                places = [
+                    {"start": s.words[0].start, "text": s.text.strip()} for s in said if s.words
+                ]
+                if said and job.state == "succeeded":
+                    data.append({"job": job.view, "count": len(said), "places": places[:3]})
+            return {"data": data, "after": rest[99] if len(rest) > 100 else None}
 
         @app.get("/v1/jobs/archive")
         async def archive(response_format: str) -> Response:
@@ -306,12 +325,12 @@ class Fake:
 
         @app.post("/v1/jobs/{id}/cancel")
         async def cancel(id: str) -> Any:
-            self.jobs[id].view["state"] = "cancelled"
+            self.jobs[id].view.update(state="cancelled", stage=None)
             return self.jobs[id].view
 
         @app.post("/v1/jobs/{id}/retry")
         async def retry(id: str) -> Any:
-            self.jobs[id].view.update(state="running", error=None)
+            self.jobs[id].view.update(state="running", stage="transcribing", error=None)
             return self.jobs[id].view
 
         @app.delete("/v1/jobs/{id}", status_code=204)
@@ -350,21 +369,23 @@ class Fake:
                 ("progress", {"done_s": segment.end, "total_s": total}),
             ]
         yield b": ping\n\n"
+        stage = job.view["stage"]
         for n in range(first, len(log)):
-            if n >= 3 and not await self._released(job):
+            while n >= 3 and not job.going.is_set() and job.state == "running":
+                if job.view["stage"] != stage:
+                    stage = job.view["stage"]
+                    yield f"event: stage\ndata: {json.dumps({'stage': stage})}\n\n".encode()
+                await asyncio.sleep(0.02)
+            if n >= 3 and job.state != "running":
                 break
             kind, data = log[n]
             yield f"id: {n}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
         if job.state == "erased":
             return
         if job.state == "running":
-            job.view.update(state="succeeded", progress={"done_s": total, "total_s": total})
+            progress = {"done_s": total, "total_s": total}
+            job.view.update(state="succeeded", stage=None, progress=progress)
         yield f"id: {len(log)}\nevent: done\ndata: {json.dumps(job.view)}\n\n".encode()
-
-    async def _released(self, job: Job) -> bool:
-        while not job.going.is_set() and job.state == "running":
-            await asyncio.sleep(0.02)
-        return job.state == "running"
 
 
 def refused(status: int, code: str, message: str) -> Response:

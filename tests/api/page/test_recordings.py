@@ -30,7 +30,7 @@ def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
         page.get_by_text("Transcripts with speakers").wait_for()
         page.locator("#settings summary").click()
         page.get_by_label("Language").select_option("en")
-        assert page.get_by_text("Model: tiny.en").is_visible()
+        assert page.get_by_text("Model: org/tiny").is_visible()
         assert page.get_by_role("button", name="API key").is_hidden(), "as this server has none"
         page.locator("#speakers").select_option("2 people")
         page.get_by_label("Names and spellings").fill(" Zoë \n\ncube net ease => Kubernetes")
@@ -113,6 +113,7 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent_with_everything(browser, to
     fake.add()
     with running(fake.app) as url, browsing.watched(browser, url, refusals=True) as page:
         page.get_by_text("This server requires an API key.").wait_for()
+        assert not page.get_by_text("None yet.").is_visible(), "nobody knows"
         field = page.get_by_label("API key of this server")
         field.fill("wrong")
         field.press("Enter")
@@ -158,6 +159,18 @@ def test_words_are_found_and_doubtful_text_is_marked_where_it_stands(browser, to
         assert page.locator(".doubtful").first.evaluate(look) == "dashed"
 
 
+def test_a_place_far_down_is_on_the_screen_of_a_phone_too(browser, tone) -> None:
+    fake = Fake(tone, transcript([*conversation(80), ("Speaker A", "A heron."), *conversation(80)]))
+    fake.add()
+    phone = {"viewport": {"width": 375, "height": 812}, "has_touch": True}
+    shown = "e => e.getBoundingClientRect().top > 100 && e.getBoundingClientRect().bottom < 650"
+    at = "/#job-1?find=heron&at=400"
+    with running(fake.app) as url, browsing.watched(browser, url + at, **phone) as page:
+        page.locator(".w.found", has_text="heron").wait_for()
+        page.wait_for_timeout(1500)  # the browser scrolls
+        assert page.locator(".w.found").evaluate(shown)
+
+
 def test_recordings_are_cancelled_tried_again_and_deleted(browser, tone) -> None:
     fake = Fake(tone, walk())
     fake.add(state="running", label="a.wav", progress={"done_s": 5, "total_s": 20})
@@ -177,7 +190,7 @@ def test_recordings_are_cancelled_tried_again_and_deleted(browser, tone) -> None
 
 def test_errors_look_like_errors_and_can_be_closed(browser, tone) -> None:
     fake = Fake(tone, walk())
-    fake.refuse = (400, "invalid_audio", "not audio that can be decoded")
+    fake.refuse = (400, "invalid_audio", "Upload-Length: not audio that can be decoded")
     with running(fake.app) as url, browsing.watched(browser, url, refusals=True) as page:
         page.get_by_text("None yet.").wait_for()
         for name in ("a.txt", "b.txt", "c.txt"):
@@ -237,19 +250,88 @@ def test_older_recordings_are_shown_when_asked_for(browser, tone) -> None:
         assert not page.locator("#older").is_visible()
 
 
-def test_progress_says_what_is_known_and_no_more(browser, tone) -> None:
+def test_progress_says_what_is_done_and_of_how_much_and_no_more(browser, tone) -> None:
     fake = Fake(tone, walk())
-    told = {"diarize": True}
-    fake.add(state="running", progress={"done_s": 20, "total_s": 20}, options=told)
+    fake.add(state="running", stage="diarizing", progress={"done_s": 20, "total_s": 20})
+    reading = fake.add(state="running", stage="reading", progress={"done_s": 0, "total_s": 20})
     fake.add(state="running", progress={"done_s": 7.99, "total_s": 8.0})
+    fake.add(state="running", progress={"done_s": 0, "total_s": 8.0})
     fake.add(state="queued", progress={"done_s": 0, "total_s": 8.0})
-    with running(fake.app) as url, browsing.watched(browser, url) as page:
-        page.locator("#list a").first.wait_for()
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-2") as page:
+        page.get_by_text(re.compile(r"^Reading 0:\d\d of audio$")).wait_for()
         told = page.locator(".list .line").all_inner_texts()
-        assert told[0].startswith("waiting\n") and told[1:] == ["running\n99 %", "finding speakers"]
+        assert told[0].startswith("waiting\n") and told[1:] == [
+            "transcribing",
+            "transcribing\n99 %",
+            "reading",
+            "finding speakers",
+        ]
         bars = page.locator("#list progress")
         assert not bars.nth(0).is_visible(), "what waits does not move"
-        assert bars.nth(1).get_attribute("value") and bars.nth(2).get_attribute("value") is None
+        shares = [bars.nth(n).get_attribute("value") for n in (1, 2, 3, 4)]
+        assert shares == [None, str(7.99 / 8), None, None], "nothing is done yet, or all"
+        reading.view["stage"] = "diarizing"  # no other event comes
+        page.get_by_text("Text complete; finding speakers").wait_for()
+        page.locator("#list a[aria-current] .state", has_text="finding speakers").wait_for()
+
+
+def test_only_the_languages_of_the_model_are_offered_by_their_names(browser, tone) -> None:
+    fake = Fake(tone, walk())
+    fake.languages = {"en": "English", "de": "German", "qaa": "Whistled Speech"}
+    fake.add(replace(walk(), language="qaa"))
+    french: Any = {"locale": "fr-FR"}
+    with running(fake.app) as url, browsing.watched(browser, url, **french) as page:
+        page.locator("#list a").wait_for()
+        page.locator("#settings summary").click()
+        page.get_by_label("Language").select_option("de")
+        page.get_by_label("Write").select_option("translate")
+        offered = page.locator("#language option").all_inner_texts()
+        assert offered == ["detect", "allemand", "anglais", "Whistled Speech"]
+        page.locator("#list a").click()
+        page.locator(".summary", has_text="· Whistled Speech ·").wait_for()
+        fake.languages = {"en": "English"}
+        page.reload()
+        page.locator("#list a").wait_for()
+        for name in ("Language", "Write"):
+            page.get_by_label(name, exact=True).wait_for(state="hidden")
+        send(page, tone)
+        page.locator("#list .state.running").wait_for()
+    assert fake.forms[0]["task"] == "transcribe" and "language" not in fake.forms[0]
+
+
+def test_words_are_found_in_all_recordings_and_each_place_is_a_link(browser, tone) -> None:
+    fake = Fake(tone, walk())
+    said = ["We waited an hour.", "At dawn the Grey Heron left, and the grey", "heron came back."]
+    birds = fake.add(transcript([("Speaker A", text) for text in said]), label=f"{HOSTILE}.wav")
+    for _ in range(120):  # the list shows a hundred
+        fake.add()
+    with running(fake.app) as url, browsing.watched(browser, url) as page:
+        field = page.get_by_label("Search all recordings")
+        field.fill("grey HERON")
+        page.locator("#found", has_text="1 place in 1 recording").wait_for()
+        assert not page.locator("#list").is_visible()
+        assert page.locator("mark").all_inner_texts() == ["Grey Heron"]
+        assert HOSTILE in page.locator("#hits").inner_text()
+        page.locator("#hits .place").click()
+        page.locator(".w.now", has_text="Grey").wait_for()
+        assert page.locator(".w.found").all_inner_texts() == ["Grey", "Heron"]
+        assert page.get_by_label("Search in the transcript").input_value() == "grey HERON"
+        at, paused = page.locator("audio").evaluate("e => [e.currentTime, e.paused]")
+        assert paused and at == pytest.approx(birds.told.segments[1].words[3].start)
+        assert page.locator("#hits .place").get_attribute("aria-current") == ""
+        # In the open recording it goes to the nearest one, also where the link is sent to somebody.
+        place = page.url.rpartition("at=")[0] + "at=6.9"
+        page.evaluate("place => location.hash = place", place.partition("#")[2])
+        page.locator(".w.now", has_text="grey").wait_for()
+        assert page.locator(".w.found").all_inner_texts() == ["grey", "heron"]
+        field.fill("ridge")
+        page.locator("#found", has_text="240 places in 120 recordings").wait_for()
+        field.fill("nobody says this")
+        page.locator("#found", has_text="Not found").wait_for()
+        field.fill("ridge")
+        send(page, tone, "new.wav")  # what is sent is seen
+        page.locator("#list a", has_text="new.wav").wait_for()
+        assert field.input_value() == "" and page.locator("#hits li").count() == 0
 
 
 def test_a_recording_gets_another_name_which_its_files_have(browser, tone) -> None:
