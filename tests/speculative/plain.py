@@ -17,8 +17,8 @@ from forescribe.speculative.protocols import Drafter, Processor
 from forescribe.speculative.requests import Mode, Request
 from forescribe.speculative.rounds.sampling import penalise, perturbed
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft, Prefix
+from tests.speculative.tiny import TinyModel
 
 
 @torch.inference_mode()

@@ -16,8 +16,8 @@ from forescribe.speculative.device import Device, Stopwatch, available, choose
 from forescribe.speculative.engine.captures import capture_for
 from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.requests import Result
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.graphs.workloads import Pretend
+from tests.speculative.tiny import TinyModel
 
 # Choosing
 

@@ -21,7 +21,7 @@ from forescribe.speculative.drafters.script import ScriptDrafter
 from forescribe.speculative.engine import runner
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
-from forescribe.speculative.testing import TinyModel
+from tests.speculative.tiny import TinyModel
 
 from .heads.test_head_rounds import _own_layers, _windowed
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Sampling
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.engine.test_engine import Planned
+from tests.speculative.tiny import TinyModel
 
 
 class OneHead(TinyModel):

@@ -12,8 +12,8 @@ from forescribe.speculative.drafters import ngram
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.engine.test_engine import Planned
+from tests.speculative.tiny import TinyModel
 
 GAMMA = 6
 CPU = torch.device("cpu")

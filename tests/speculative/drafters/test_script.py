@@ -15,8 +15,8 @@ from forescribe.speculative.drafters.script import (
     ScriptDrafter,
 )
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft
+from tests.speculative.tiny import TinyModel
 
 EOS, SPECIAL = 10, 100
 

@@ -17,11 +17,11 @@ from forescribe.speculative.drafters.model_drafter import TreeDrafter
 from forescribe.speculative.errors import DecodingError, RequestError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder, whisper_decoder
 from forescribe.speculative.requests import Beams, Finish, Probe, Request, Result, Sampling
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 from tests.speculative.graphs.workloads import Changing
 from tests.speculative.models import causal_lms, whispers
 from tests.speculative.plain_beams import searched_plainly
+from tests.speculative.tiny import TinyModel
 
 EOS = 0
 LONGEST = 12

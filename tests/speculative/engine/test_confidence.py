@@ -18,7 +18,7 @@ from forescribe.speculative import (
 from forescribe.speculative.drafters.model_drafter import confidence_for
 from forescribe.speculative.engine.schedule import expected_tokens, schedule_for
 from forescribe.speculative.protocols import Poll
-from forescribe.speculative.testing import TinyModel
+from tests.speculative.tiny import TinyModel
 
 EOS, NEVER = 10, 99
 

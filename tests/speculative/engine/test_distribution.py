@@ -23,8 +23,8 @@ from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, T
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds import sampling as noise
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.plain import with_ids
+from tests.speculative.tiny import TinyModel
 
 pytestmark = pytest.mark.nightly
 

@@ -24,9 +24,9 @@ from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.engine import admission
 from forescribe.speculative.protocols import Drafter, Poll
 from forescribe.speculative.requests import Finish, Result
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 from tests.speculative.plain import ScriptedDrafter, decode
+from tests.speculative.tiny import TinyModel
 
 EOS = 0
 NEVER = 99  # an end-of-text that no model here can write

@@ -18,8 +18,8 @@ from forescribe.speculative.errors import BrokenError, DecodingError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Beams, Finish, Result, Source
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft, Prefilled, Prefix, Scores, Verdict
+from tests.speculative.tiny import TinyModel
 
 pytestmark = pytest.mark.failing_drafts
 

@@ -13,9 +13,9 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Source
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.protocols import Needs
 from forescribe.speculative.requests import Finish, Probe, Sampling
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 from tests.speculative.graphs.workloads import Pretend
+from tests.speculative.tiny import TinyModel
 
 from .test_engine import DRAFTERS, EOS, NEVER, Planned, oracle
 

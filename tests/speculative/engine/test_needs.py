@@ -13,9 +13,9 @@ from torch import Tensor
 from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.protocols import Model, Needs
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft, Scores, Verdict
 from tests.speculative.plain import ScriptedDrafter
+from tests.speculative.tiny import TinyModel
 
 from .test_engine import EOS, NEVER, Planned, oracle
 

@@ -11,7 +11,7 @@ from forescribe.speculative.engine.polls import Periods
 from forescribe.speculative.engine.table import FaultLog
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish
-from forescribe.speculative.testing import TinyModel
+from tests.speculative.tiny import TinyModel
 
 
 class LateReads(Device):

@@ -10,7 +10,7 @@ import pytest
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Probe, Request
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.requests import Finish, Sampling
-from forescribe.speculative.testing import TinyModel
+from tests.speculative.tiny import TinyModel
 
 NEVER = 99  # an end-of-text that no model here can write
 

@@ -10,8 +10,8 @@ from forescribe.speculative import Engine, Goodput, ModelDrafter, Request
 from forescribe.speculative.engine.schedule import BUCKETS, expected_tokens
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.plain import decode
+from tests.speculative.tiny import TinyModel
 
 
 def run_round(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.engine.runner import PAIRS, fastest
-from forescribe.speculative.testing import TinyModel
+from tests.speculative.tiny import TinyModel
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from forescribe.speculative import Engine, ModelDrafter, Request
 from forescribe.speculative.engine import admission
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.engine.test_engine import Planned
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.workloads import (
@@ -20,6 +19,7 @@ from tests.speculative.graphs.workloads import (
     whisper_engine,
     whisper_requests,
 )
+from tests.speculative.tiny import TinyModel
 
 CUDA = CudaOnCpu("cuda", torch.float32)
 

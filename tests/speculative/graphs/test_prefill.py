@@ -12,10 +12,10 @@ from forescribe.speculative.engine import captures
 from forescribe.speculative.engine.captures import PrefillRunner
 from forescribe.speculative.models.lean import LeanWhisperDecoder, Natural
 from forescribe.speculative.models.weights import Linear
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.test_catch_up import tokens
 from tests.speculative.graphs.workloads import tiny_engine, whisper_engine, whisper_requests
+from tests.speculative.tiny import TinyModel
 
 CUDA = CudaOnCpu("cuda", torch.float32)
 

@@ -15,8 +15,8 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.model_drafter import TreeDrafter
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Beams, Mode, Probe, Request, Sampling
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
+from tests.speculative.tiny import TinyModel
 
 BATCH = 5
 

@@ -22,9 +22,9 @@ from forescribe.speculative.models.vocabularies import (
     mapped,
 )
 from forescribe.speculative.native.adapters import NativeWhisperDecoder
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft
 from tests.speculative.plain import with_ids
+from tests.speculative.tiny import TinyModel
 
 from ..native import cases
 from ..native.cases import SLOTS, VOCAB, Seen, Shape, model, states

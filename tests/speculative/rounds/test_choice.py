@@ -14,8 +14,8 @@ from torch import Tensor
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.rounds.choice import CHUNK, SMALL, Allowed, argmax, choose
 from forescribe.speculative.rounds.round import Parts
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Chain, Prefix
+from tests.speculative.tiny import TinyModel
 
 NONE = float("-inf")
 

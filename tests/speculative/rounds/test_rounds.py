@@ -8,8 +8,8 @@ import torch
 from forescribe.speculative.rounds.choice import Choice
 from forescribe.speculative.rounds.round import Parts, checked, commit, match
 from forescribe.speculative.rows import Counters, Rows
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft
+from tests.speculative.tiny import TinyModel
 
 NEVER = 99  # an end-of-text that no model here can write
 

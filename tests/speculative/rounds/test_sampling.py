@@ -25,9 +25,9 @@ from forescribe.speculative.requests import Mode, Sampling
 from forescribe.speculative.rounds import sampling as thresholds
 from forescribe.speculative.rounds.sampling import bound, penalise, perturbed
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 from tests.speculative.plain import decode
+from tests.speculative.tiny import TinyModel
 
 CPU = torch.device("cpu")
 

@@ -25,8 +25,8 @@ from forescribe.speculative.models.heads.records import (
 )
 from forescribe.speculative.models.weights import Linear
 from forescribe.speculative.requests import Sampling
-from forescribe.speculative.testing import TinyModel
 from tests.speculative.models.causal_lms import EOS, VOCAB
+from tests.speculative.tiny import TinyModel
 
 from . import tiny_heads
 from .test_head_drafts import FAMILIES, GAMMA, Planned, requests

@@ -1,4 +1,4 @@
-"""An importable fake for tests: a tiny model, which needs neither weights nor transformers.
+"""A fake: a tiny model, which needs neither weights nor transformers.
 
 Its scores depend on every slot a query can see, and slots that were never written hold poison, so a cache or
 mask that is off by one changes the text.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .types import Paths, Prefilled, Scores
+from forescribe.speculative.types import Paths, Prefilled, Scores
 
 POISON = 1e3
 
