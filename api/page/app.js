@@ -42,9 +42,6 @@ const act = {
     await told(job, async () => recordings.put(await store.retry(job.id)));
   },
   remember: (pairs) => settings.remember(pairs),
-  get languages() {
-    return settings.languages;
-  },
   async rename(job) {
     const name = prompt("Name of this recording", nameOf(job))?.trim();
     if (!name || name === nameOf(job)) return;
@@ -256,7 +253,7 @@ async function route(again = false) {
   try {
     const job = await persistently(() => store.get(id), { signal });
     if (asked() !== id || open) return; // the user has navigated in the meantime
-    open = new Open(element("content"), store, job, { heard: (news) => recordings.heard(news), act });
+    open = new Open(element("content"), store, job, { heard: (news) => recordings.heard(news), act: { ...act, languages: settings.languages } });
     open.goTo(place());
     show();
     if (!same) {

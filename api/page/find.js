@@ -72,12 +72,10 @@ function row(job, count, places, words) {
 // The text from a little before the first place on, where what is searched for is marked.
 function marked(text, wanted) {
   const words = text.split(/\s+/);
-  const place = folded(text).indexOf(wanted);
-  let end = -1;
-  const ends = words.map((word) => (end += 1 + folded(word).length));
-  const first = ends.findIndex((one) => one > place);
-  const behind = ends.findIndex((one) => one >= place + wanted.length) + 1;
-  const from = Math.max(0, first - AROUND);
   const part = (start, stop) => words.slice(start, stop).join(" ");
+  const behind = words.findIndex((_, n) => folded(part(0, n + 1)).includes(wanted)) + 1;
+  if (!behind) return text; // it goes on behind this text
+  const first = words.findLastIndex((_, n) => folded(part(n, behind)).includes(wanted));
+  const from = Math.max(0, first - AROUND);
   return [`${from ? "… " : ""}${part(from, first)} `, h("mark", {}, part(first, behind)), ` ${part(behind)}`];
 }

@@ -56,7 +56,6 @@ export class Settings {
   #restore() {
     try {
       const kept = JSON.parse(localStorage.getItem(SHELF));
-      kept.terms ??= (kept.names || "").split(/\s*,\s*/).join("\n"); // of an earlier version
       for (const name of FIELDS) {
         element(name).value = kept[name] ?? "";
         if (element(name).selectedIndex < 0) element(name).selectedIndex = 0; // not offered here
