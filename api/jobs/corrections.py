@@ -6,8 +6,7 @@
 
 An integer is a segment of the result, or a word of it, as it is: what nobody has changed keeps its times,
 probabilities and tokens, and takes a few bytes. The result itself stays as it was decoded. Each saved version
-is a file of the job; the latest `MAX_VERSIONS` are kept. A version names the result that it counts in. Does
-not know HTTP.
+is a file of the job; the latest `MAX_VERSIONS` are kept. A version names its result.
 """
 
 from __future__ import annotations
@@ -99,7 +98,8 @@ class Corrections(Frozen):
             settings={**transcript.settings, "corrected": True},
         )
         merged = {label: self.merged.get(label, label) for label in corrected.speakers}
-        return corrected.renamed({k: self.names.get(label, label) for k, label in merged.items()})
+        names = {label: self.names.get(other, other) for label, other in merged.items()}
+        return corrected.renamed(names) if self.names or self.merged else corrected
 
 
 class _Original:

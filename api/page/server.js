@@ -157,8 +157,8 @@ class ServerKeeper {
   }
 
   // A version, or the latest; the next `save` still replaces the one that was loaded.
-  async version(number) {
-    return bodyOf(await ask(number ? `${this.path}?version=${number}` : this.path, { signal: this.signal }), "json");
+  version(number) {
+    return askJson(number ? `${this.path}?version=${number}` : this.path);
   }
 
   // If the answer is lost the request is repeated, and then meets the version that it has saved.

@@ -9,11 +9,7 @@ const HELP = "Enter saves the text, Escape leaves it as it was, Ctrl Enter split
 // everywhere are for later recordings too.
 export class Editor {
   constructor(text, act) {
-    Object.assign(this, { text, act, index: -1 });
-  }
-
-  get isOpen() {
-    return this.index >= 0;
+    Object.assign(this, { text, act, index: -1 }); // of the segment, -1 while it is closed
   }
 
   // Opens the segment of word `n`, with that word selected, and stops the sound.
@@ -53,7 +49,7 @@ export class Editor {
 
   // Saves what is written, here or as `by` does. `back`: the focus returns to the text.
   save(back, by = this.act.correct) {
-    if (!this.isOpen) return;
+    if (this.index < 0) return;
     const { index, field, letters } = this;
     this.#close();
     by(index, field.value);
@@ -61,9 +57,8 @@ export class Editor {
   }
 
   cancel() {
-    const { first } = this;
     this.#close();
-    this.text.focus(first);
+    this.text.focus(this.first);
   }
 
   #split() {
@@ -72,14 +67,13 @@ export class Editor {
   }
 
   #close() {
-    const { root } = this;
     this.index = -1;
     for (const span of this.hidden) span.hidden = false;
-    root.remove();
+    this.root.remove();
   }
 
   #left(event) {
-    if (this.isOpen && document.hasFocus() && !this.root.contains(event.relatedTarget)) this.save(false);
+    if (this.index >= 0 && document.hasFocus() && !this.root.contains(event.relatedTarget)) this.save(false);
   }
 
   #pressed(event) {

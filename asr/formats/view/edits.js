@@ -52,10 +52,6 @@ export class Edits {
     return note;
   }
 
-  get changed() {
-    return !same(this.state.segments, this.original.segments) || Object.keys(this.state.names).length > 0;
-  }
-
   #turn(state, note) {
     this.state = state;
     for (const listener of this.listeners) listener(note);

@@ -15,10 +15,6 @@ export class Names {
     }
   }
 
-  get given() {
-    return this.edits.state.names;
-  }
-
   // The last of "Speaker B", or the first of a name.
   letter(label) {
     return label ? label.match(/^Speaker (\w{1,3})$/)?.[1] || [...label][0].toUpperCase() : "?";
@@ -30,6 +26,6 @@ export class Names {
   }
 
   shown(label) {
-    return label ? this.given[label] || label : "Unknown speaker";
+    return label ? this.edits.state.names[label] || label : "Unknown speaker";
   }
 }

@@ -27,7 +27,7 @@ export function people(names, act) {
     } else root.querySelector(".merges")?.replaceWith(merging(labels));
     root.hidden = !labels.length;
     for (const field of root.querySelectorAll("input")) {
-      const name = names.given[field.dataset.label] || "";
+      const name = names.edits.state.names[field.dataset.label] || "";
       if (field.value.trim() !== name) field.value = name;
     }
     if (again && !root.contains(document.activeElement)) root.querySelector(again)?.focus();

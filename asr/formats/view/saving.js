@@ -42,7 +42,11 @@ export class Saving {
     this.told = h("span", {});
     this.choices = h("span", { class: "choices" });
     this.root = h("p", { class: "saving", role: "status" }, this.told, this.choices);
-    edits.listeners.push(() => this.#later());
+    edits.listeners.push(() => {
+      this.#say("Not saved yet");
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.flush(), edits.past.at(-1)?.kind ? TYPED_MS : WAIT_MS);
+    });
     const leave = (event) => {
       settle();
       if (this.dirty) this.flush(), event.preventDefault();
@@ -58,12 +62,6 @@ export class Saving {
   flush() {
     clearTimeout(this.timer);
     return (this.running = (this.running || Promise.resolve()).then(() => this.#save()));
-  }
-
-  #later() {
-    this.#say("Not saved yet");
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.flush(), this.edits.past.at(-1)?.kind ? TYPED_MS : WAIT_MS);
   }
 
   // What was done since the last version.

@@ -85,7 +85,6 @@ export class Viewer {
 
   #corrected() {
     const { data, edits, names } = this;
-    if (!edits.changed) return data;
     const segments = this.model.segments.map(({ own, speaker, start, end, text }, id) => {
       const old = data.segments[edits.places.get(own)] || { start, end, text, ...(own.words ? { words: own.words } : {}) };
       return { ...old, id, ...(speaker ? { speaker: names.shown(speaker) } : {}) };
@@ -222,7 +221,7 @@ export class Viewer {
   #pressed(event) {
     const written = event.target.closest?.(":read-write:not(.person input), dialog");
     if (written || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
-    if (this.editor.isOpen) this.editor.field.focus(), document.execCommand("undo");
+    if (this.editor.index >= 0) this.editor.field.focus(), document.execCommand("undo");
     else if (event.shiftKey) this.edits.redo();
     else this.edits.undo();
     event.preventDefault();

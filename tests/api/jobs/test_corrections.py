@@ -165,6 +165,23 @@ def test_turns_without_words_follow_who_has_none_left() -> None:
     assert follows(told, {**cy, "words": None}, 1) == [(0.5, 2.9, "Cy"), BOB]
 
 
+def test_every_format_agrees_on_who_speaks(job) -> None:
+    client, at = job
+    first, *rest = original(client, at)["segments"]
+    given = {key: first[key] for key in ("start", "end", "text")} | {"speaker": "Cy"}
+    words = list(range(len(first["words"])))
+    body = {"segments": [given | {"words": words}, *range(1, len(rest) + 1)]}
+    assert put(client, at, body).status_code == 200
+
+    def told(form: str) -> str:
+        return client.get(f"{at}/result", params={"response_format": form}).text
+
+    whole = client.get(f"{at}/result?response_format=transcript").json()
+    spoken = [turn for turn in whole["turns"] if turn["speaker"] == "Cy"]
+    assert spoken and spoken[0]["start"] < first["end"] and spoken[-1]["end"] > first["start"]
+    assert " Cy " in told("rttm") and told("txt").startswith("Cy: ") and "[Cy]: " in told("srt")
+
+
 def test_of_two_who_change_the_same_version_one_is_told(job) -> None:
     client, at = job
     tag, body = etag(client, at), changed(client, at, "first")
