@@ -220,7 +220,7 @@ def read_text(option: str, path: str | Path) -> str:
         raise UsageError(f"{option} {path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{option} {path}: line {line} is not in UTF-8") from None
+        raise UsageError(f"{option} {path} cannot be read: line {line} is not UTF-8") from None
     raise UsageError(f"{option} {path} has more than {LARGEST} bytes: it is no text")
 
 

@@ -353,7 +353,9 @@ def test_speakers_are_found_anew_on_the_same_words(client, monkeypatch, transcri
     job = submit(client, memo(8)).json()["id"]
     ended(client, job)
     plain = client.get(f"{JOBS}/{job}/result?response_format=transcript").json()
-    assert client.get(f"{JOBS}/{job}/result?response_format=rttm").status_code == 409
+    refused = client.get(f"{JOBS}/{job}/result?response_format=rttm")
+    assert refused.status_code == 409
+    assert f"; POST /v1/jobs/{job}/diarize adds them" in refused.json()["error"]["message"]
     monkeypatch.setattr(transcriber.engine, "submit", None)  # nothing is decoded again
     for count in (1, 2):
         answer = client.post(f"{JOBS}/{job}/diarize", json={"num_speakers": count})

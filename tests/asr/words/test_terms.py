@@ -52,7 +52,7 @@ def test_a_file_without_a_term_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match="is empty"):
         lines_of("--terms", file, read_terms)
     file.write_bytes(b"Helen\nZo\xeb\n")
-    with pytest.raises(UsageError, match=r"terms.txt: line 2 is not in UTF-8"):
+    with pytest.raises(UsageError, match=r"terms.txt cannot be read: line 2 is not UTF-8"):
         lines_of("--terms", file, read_terms)
     with pytest.raises(UsageError, match="cannot be read"):
         lines_of("--terms", tmp_path / "none.txt", read_terms)
