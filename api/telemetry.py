@@ -143,11 +143,7 @@ class Metrics:
         Gauge(f"forescribe_{name}", text, registry=self.registry).set_function(TimedValue(value))
 
     def count(
-        self,
-        name: str,
-        text: str,
-        value: Callable[[], float | Mapping[str, float]],
-        *label: str,
+        self, name: str, text: str, value: Callable[[], float | Mapping[str, float]], *label: str
     ) -> None:
         """Add a counter that somebody else keeps, by its label if it has one; read when metrics are
         requested."""

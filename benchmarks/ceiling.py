@@ -170,10 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def ways(
-    given: argparse.Namespace,
-    loaded: Transcriber,
-    replay: Replay,
-    options: Options,
+    given: argparse.Namespace, loaded: Transcriber, replay: Replay, options: Options
 ) -> list[Row]:
     """Keeps the model's answers, and measures each way with them."""
     from benchmarks import replayed_service as service

@@ -120,11 +120,7 @@ def without_speakers(transcript: Transcript) -> Transcript:
 
 
 def assign_speakers(
-    words: Sequence[Word],
-    exclusive: Turns,
-    regular: Turns,
-    *,
-    breaks: Collection[int] = (),
+    words: Sequence[Word], exclusive: Turns, regular: Turns, *, breaks: Collection[int] = ()
 ) -> list[Word]:
     """The words, which are in order, with their speakers: none where no turn is near.
 

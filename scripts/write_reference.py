@@ -248,11 +248,7 @@ def _paragraphs(text: str | None) -> str:
     return inspect.cleandoc(text or "")
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": cli,
-    "flags.md": flags,
-    "settings.md": settings,
-}
+PAGES: dict[str, Callable[[], str]] = {"cli.md": cli, "flags.md": flags, "settings.md": settings}
 
 
 def main() -> int:

@@ -145,14 +145,7 @@ class TextGenerator:
                 f"--draft-dtype {draft_dtype}: a head has its target's number format, whose states it reads; "
                 "leave the option out"
             )
-        return cls(
-            target,
-            second,
-            device=place,
-            batch=batch,
-            gamma=gamma,
-            context=context,
-        )
+        return cls(target, second, device=place, batch=batch, gamma=gamma, context=context)
 
     def plain(self) -> TextGenerator:
         """The same target without a draft, on the same weights: the baseline for speed and text."""

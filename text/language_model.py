@@ -71,13 +71,7 @@ class LanguageModel:
 
     def decoder(self, positions: int | None = None, vocab: int | None = None) -> SlotModel:
         """Its decoder, on its engine; `positions` and `vocab` as of `CausalModel`."""
-        return causal_decoder(
-            self.model,
-            positions,
-            vocab,
-            engine=self.engine,
-            stored=self.stored,
-        )
+        return causal_decoder(self.model, positions, vocab, engine=self.engine, stored=self.stored)
 
     @property
     def vocab_size(self) -> int:

@@ -25,11 +25,7 @@ ERROR: dict[str, Any] = {
                 "message": {"type": "string"},
                 "type": {
                     "type": "string",
-                    "enum": [
-                        "invalid_request_error",
-                        "rate_limit_error",
-                        "server_error",
-                    ],
+                    "enum": ["invalid_request_error", "rate_limit_error", "server_error"],
                 },
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"], "enum": [*sorted(STATUS), None]},

@@ -290,7 +290,7 @@ class CorrectedJobs:
                 raise
             return self._current(id, owner)  # it was deleted meanwhile
         if version.number and version.saved["base"] != job.files["result"]:
-            text = "the corrections belong to an earlier result: DELETE /v1/jobs/{id}/corrections"
+            text = f"the corrections belong to an earlier result: DELETE /v1/jobs/{id}/corrections"
             raise ApiError("conflict", text)
         return version
 

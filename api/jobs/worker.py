@@ -223,10 +223,7 @@ class Worker:
 
 
 def repeat(
-    where: str,
-    act: Callable[[], object],
-    pause: Callable[[], object],
-    stopping: threading.Event,
+    where: str, act: Callable[[], object], pause: Callable[[], object], stopping: threading.Event
 ) -> None:
     """Act and pause until the process ends. What fails may come back, so its fault is logged once."""
     fault: type[Exception] | None = None

@@ -17,15 +17,7 @@ from typing import Any
 from fastapi import APIRouter, Request, WebSocket
 from pydantic import BaseModel
 
-from ..dependencies import (
-    ANONYMOUS,
-    Caller,
-    ServingDep,
-    SettingsDep,
-    bearer,
-    check_scope,
-    client,
-)
+from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep, bearer, check_scope, client
 from ..errors import ApiError, checked, invalid, unknown
 from ..http.bodies import json_object
 from ..http.openapi import json_body

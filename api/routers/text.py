@@ -57,11 +57,7 @@ async def chat(
 
 
 async def _written(
-    request: Request,
-    text_serving: TextServing,
-    serving: Serving,
-    client: Client,
-    kind: type[Form],
+    request: Request, text_serving: TextServing, serving: Serving, client: Client, kind: type[Form]
 ) -> Response:
     generator = text_serving.check()
     if serving.life.leaving:

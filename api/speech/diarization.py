@@ -98,11 +98,7 @@ class Speakers:
             self._diarizer = self._online = None
 
     def live(
-        self,
-        tell: Tell,
-        device: str,
-        names: Sequence[str] = (),
-        references: Sequence[str] = (),
+        self, tell: Tell, device: str, names: Sequence[str] = (), references: Sequence[str] = ()
     ) -> LiveSpeakers:
         """The speakers of a live stream, labelled A, B, ..., or by their names where `references` are data
         URLs of their voices. Streams share a thread, and do not wait for `diarize`, which may take minutes.

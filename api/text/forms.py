@@ -343,12 +343,7 @@ class ChatShape(AnswerShape):
         }
 
     def _delta(
-        self,
-        index: int,
-        delta: Json,
-        *,
-        logprobs: Json | None = None,
-        finish: str | None = None,
+        self, index: int, delta: Json, *, logprobs: Json | None = None, finish: str | None = None
     ) -> Json:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
@@ -370,11 +365,7 @@ def shape_of(form: Form, model: str) -> Shape:
 
 
 def _ranked(candidate: Candidate) -> Json:
-    return {
-        "token": candidate.text,
-        "logprob": candidate.logprob,
-        "bytes": list(candidate.data),
-    }
+    return {"token": candidate.text, "logprob": candidate.logprob, "bytes": list(candidate.data)}
 
 
 def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:

@@ -31,14 +31,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, BinaryIO, cast, get_args
 
-from ..errors import (
-    AudioError,
-    CapacityError,
-    Code,
-    clipped,
-    one_line,
-    temporary_errors,
-)
+from ..errors import AudioError, CapacityError, Code, clipped, one_line, temporary_errors
 from ..formats.transcript_parts import Notice, merged
 from ..segment.cut_plan import span_of
 from ..segment.windows import WindowSpan

@@ -334,10 +334,7 @@ class Writer:
 
 
 def _choose_stems(
-    sources: Sequence[Source],
-    formats: Sequence[str],
-    ledger: Ledger,
-    where: Path | Location | None,
+    sources: Sequence[Source], formats: Sequence[str], ledger: Ledger, where: Path | Location | None
 ) -> dict[str, str]:
     """File stems by source: the one its results have by the ledger, else the shortest one that no
     other recording could have.

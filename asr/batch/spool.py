@@ -81,10 +81,7 @@ class SpoolFolder:
             fcntl.flock(lock, fcntl.LOCK_EX)
 
     def copy(
-        self,
-        source: Source,
-        stores: Stores,
-        progress: Callable[[int], object] = lambda done: None,
+        self, source: Source, stores: Stores, progress: Callable[[int], object] = lambda done: None
     ) -> LocalCopy:
         """A recording as a file of this machine, fetched if it is at a location. `progress` gets the bytes so
         far, and may raise. Raises LocatedError, OutputError."""

@@ -310,9 +310,7 @@ def _drafter(whisper: SpeechModel, gamma: int | None) -> Drafter:
     if len(drafters) == 1:
         return drafters[0]
     return RoutingDrafter(
-        drafters,
-        lambda request: request.encoder_states.chosen,
-        skips=whisper.device.synchronous,
+        drafters, lambda request: request.encoder_states.chosen, skips=whisper.device.synchronous
     )
 
 

@@ -99,10 +99,7 @@ class Declared:
 
 
 def option(
-    default: Any = MISSING,
-    *names: Flag | FormField,
-    default_factory: Any = MISSING,
-    **known: Any,
+    default: Any = MISSING, *names: Flag | FormField, default_factory: Any = MISSING, **known: Any
 ) -> Any:
     """Declare a field of `Options`, with what is `known` of it as in `Declared`."""
     own = Declared(

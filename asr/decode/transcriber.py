@@ -164,10 +164,7 @@ class Transcriber:
         return other
 
     def transcribe(
-        self,
-        sources: Iterable[Input],
-        options: Options | None = None,
-        hook: Hook | None = None,
+        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
     ) -> Iterator[Outcome]:
         """Yield outcomes as recordings end, which need not be the order of `sources`.
 

@@ -232,12 +232,7 @@ def _style() -> str:
 def _script() -> str:
     """Join the modules, without imports and exports; no two of them define the same name."""
     return "".join(
-        re.sub(
-            r"^import .*;\n",
-            "",
-            re.sub(r"^export ", "", view(name), flags=re.M),
-            flags=re.M,
-        )
+        re.sub(r"^import .*;\n", "", re.sub(r"^export ", "", view(name), flags=re.M), flags=re.M)
         for name in MODULES
     )
 

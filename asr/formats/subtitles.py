@@ -355,10 +355,7 @@ def _end_cost(word: _Word, following: _Word) -> float:
 
 
 def _partition(
-    first: int,
-    last: int,
-    ends: Callable[[int], Iterable[int]],
-    cost: Callable[[int, int], float],
+    first: int, last: int, ends: Callable[[int], Iterable[int]], cost: Callable[[int, int], float]
 ) -> list[tuple[int, int]]:
     """Cut first..last into parts at the lowest cost. `ends(start)` are the possible ends of a part,
     which include `start + 1`. Takes linear time for parts of bounded length."""

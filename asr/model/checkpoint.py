@@ -51,12 +51,7 @@ from .conversion.converting import origin
 from .tokens import WhisperTokens, as_ids
 from .whisper import Extractor
 
-_GENERATION = (
-    "eos_token_id",
-    "decoder_start_token_id",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-)
+_GENERATION = ("eos_token_id", "decoder_start_token_id", "suppress_tokens", "begin_suppress_tokens")
 """Settings of a generation_config.json that older folders have in their config.json."""
 
 _DEFAULTS: Mapping[str, Any] = {

@@ -183,10 +183,7 @@ def _masked(processor: Any, samples: Samples, **options: Any) -> Inputs:
     made = processor.feature_extractor(
         samples, sampling_rate=SAMPLE_RATE, return_attention_mask=True, **options
     )
-    return {
-        "input_features": made["input_features"],
-        "input_features_mask": made["attention_mask"],
-    }
+    return {"input_features": made["input_features"], "input_features_mask": made["attention_mask"]}
 
 
 def _tokens(processor: Any, text: str) -> list[int]:

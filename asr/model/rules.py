@@ -36,9 +36,7 @@ FORBIDDEN = float("-inf")
 
 
 def whisper_rules(
-    generation_config: GenerationConfig,
-    config: WhisperConfig,
-    device: torch.device | str = "cpu",
+    generation_config: GenerationConfig, config: WhisperConfig, device: torch.device | str = "cpu"
 ) -> tuple[Processor, ...]:
     """All rules of a Whisper model as one processor.
 

@@ -203,12 +203,7 @@ class SpecialTokens:
         return read_languages(names, self.made_for or self.languages or ENGLISH, self.only)
 
     def prompt(
-        self,
-        language: str | None,
-        task: Task,
-        *,
-        timestamps: bool,
-        previous: Sequence[int] = (),
+        self, language: str | None, task: Task, *, timestamps: bool, previous: Sequence[int] = ()
     ) -> tuple[int, ...]:
         """The forced start of a window's answer, after the tokens of previous text, if any."""
         head = (self.previous, *previous) if previous and self.previous is not None else ()

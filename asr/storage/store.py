@@ -84,11 +84,7 @@ class Store:
         return bytes(data)
 
     def fetch(
-        self,
-        key: str,
-        path: Path,
-        *,
-        progress: Callable[[int], object] = lambda done: None,
+        self, key: str, path: Path, *, progress: Callable[[int], object] = lambda done: None
     ) -> Entry:
         """Copy an object to a new file, in pieces. `progress` receives the number of bytes so far, and may
         raise.

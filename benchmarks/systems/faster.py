@@ -157,10 +157,7 @@ class FasterWhisper:
     def _batched(self, windows: Sequence[Samples]) -> tuple[list[list[int]], list[str]]:
         clips = [{"start": 30 * i, "end": 30 * (i + 1)} for i in range(len(windows))]  # seconds
         segments, _ = self.pipeline.transcribe(
-            np.concatenate(windows),
-            clip_timestamps=clips,
-            batch_size=self.batch,
-            **self._options(),
+            np.concatenate(windows), clip_timestamps=clips, batch_size=self.batch, **self._options()
         )
         texts = [segment.text for segment in segments]
         return list(self.recorder.recorded), texts

@@ -11,14 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.comparison import check_drafts, dtype_of, quantization_of
-from benchmarks.systems.jobs import (
-    LANGUAGE,
-    TASK,
-    Job,
-    Samples,
-    Written,
-    use_threads,
-)
+from benchmarks.systems.jobs import LANGUAGE, TASK, Job, Samples, Written, use_threads
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.whisper import attending
 from forescribe.speculative.requests import Request

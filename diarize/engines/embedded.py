@@ -157,11 +157,7 @@ def described(activity: Activity, vectors: NDArray[np.float64]) -> Pieces:
     own, starts, ends, lengths = np.array(rows, np.float64).reshape(-1, 4).T
     shared = np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts)
     return Pieces(
-        vectors,
-        lengths,
-        links + links.T,
-        (own[:, None] != own) & (shared >= AT_ONCE),
-        gaps,
+        vectors, lengths, links + links.T, (own[:, None] != own) & (shared >= AT_ONCE), gaps
     )
 
 

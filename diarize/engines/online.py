@@ -88,10 +88,7 @@ class OnlineClusters:
     """The speakers of one stream, from the pieces of its stretches. Knows vectors only."""
 
     def __init__(
-        self,
-        plda: Plda,
-        name: Callable[[Floats, float], str],
-        most: int = MOST_SPEAKERS,
+        self, plda: Plda, name: Callable[[Floats, float], str], most: int = MOST_SPEAKERS
     ) -> None:
         """`name` gives the label of a new speaker by its mean direction [D] and seconds of speech; there are
         `most` speakers at most."""

@@ -319,9 +319,7 @@ _Turn = tuple[int, int, str, float]
 
 
 def turns_of(
-    activity: Activity,
-    labels: Labels,
-    confidence: NDArray[np.float64],
+    activity: Activity, labels: Labels, confidence: NDArray[np.float64]
 ) -> tuple[Turns, Turns]:
     """[N] speakers of pieces and [N] confidence -> (turns that may overlap, turns of the most probable
     speaker). A turn has the mean confidence of its frames."""

@@ -38,10 +38,7 @@ QUIET = {"log_to_driver": False, "configure_logging": False, "namespace": NAMESP
 
 @contextmanager
 def connected(
-    address: str,
-    *,
-    status: Callable[[str], None] = lambda text: None,
-    cards: int | None = None,
+    address: str, *, status: Callable[[str], None] = lambda text: None, cards: int | None = None
 ) -> Iterator[Any]:
     """Connect to a cluster; yields the module `ray`. Ends a cluster that it has started. With `cards` it
     starts one on this machine, which has so many GPUs, whatever `address` says.

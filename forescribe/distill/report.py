@@ -89,10 +89,7 @@ def run_rows(
 
 
 def figures_of(
-    pair: Pair,
-    drafts: Mapping[str, Path],
-    rows: Sequence[LabelRow],
-    listed: DraftTokens | None,
+    pair: Pair, drafts: Mapping[str, Path], rows: Sequence[LabelRow], listed: DraftTokens | None
 ) -> dict[str, Any]:
     """The figures of each draft on held-out rows, which are decoded one by one with it, and without any."""
     run_rows(pair, None, rows[:1], 0, 1)  # caches, packed weights, threads

@@ -121,11 +121,7 @@ class Pair:
         return Request(prompt=row.tokens[: row.begin], encoder_states=states, tag=tag)
 
     def engine(
-        self,
-        draft: Path | None,
-        schedule: Schedule,
-        batch: int,
-        listed: DraftTokens | None = None,
+        self, draft: Path | None, schedule: Schedule, batch: int, listed: DraftTokens | None = None
     ) -> Engine:
         """An engine as it is served, with the draft of a folder; its head cut to `listed`, by default to the
         folder's own list, where it has one."""

@@ -50,10 +50,7 @@ class HeadDrafter(Drafter):
     @property
     def needs(self) -> Needs:
         return Needs(
-            taps=self.record.taps.layers,
-            prompt=True,
-            always=True,
-            ends_early=self.confidence > 0,
+            taps=self.record.taps.layers, prompt=True, always=True, ends_early=self.confidence > 0
         )
 
     def bind(self, target: Model) -> None:

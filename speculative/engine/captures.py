@@ -74,10 +74,7 @@ class CudaCapture:
             graph = torch.cuda.CUDAGraph()
             # Other threads may allocate meanwhile: a diarizer on the same card.
             with torch.cuda.graph(
-                graph,
-                pool=self._pool,
-                stream=self._stream,
-                capture_error_mode="thread_local",
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 fn()
 

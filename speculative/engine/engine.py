@@ -286,11 +286,7 @@ class Lane:
     """Rows that share rounds, and the requests that wait for one of them."""
 
     def __init__(
-        self,
-        table: Table,
-        schedule: Schedule,
-        modes: Sequence[Mode],
-        capture: Capture | None,
+        self, table: Table, schedule: Schedule, modes: Sequence[Mode], capture: Capture | None
     ) -> None:
         self.table, self.waiting = table, deque[Entry]()
         device = table.device

@@ -88,13 +88,7 @@ class Periods:
         if table.texts > 1:
             used = rows.begin + (used - rows.begin) * table.texts
         packed = torch.cat(
-            [
-                rows.active,
-                used,
-                counters.judged[None],
-                counters.row_rounds[None],
-                counters.accepted,
-            ]
+            [rows.active, used, counters.judged[None], counters.row_rounds[None], counters.accepted]
         )  # [2 B + 2 + G] int64: each copy costs a launch and a wait, whatever its size
         now.ended = Moment(table.device)
         now.copy = self._reader.read(packed.detach, now.ended)

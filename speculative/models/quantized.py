@@ -200,9 +200,7 @@ def float_model(
 
 
 def float_weights(
-    folder: Path,
-    lent: Mapping[str, Tensor] | None = None,
-    prefixes: tuple[str, ...] = ("",),
+    folder: Path, lent: Mapping[str, Tensor] | None = None, prefixes: tuple[str, ...] = ("",)
 ) -> dict[str, Tensor]:
     """`stored_weights`, those of integers as float32; of `lent` those that the files lack. Raises ValueError
     as `floats` does."""

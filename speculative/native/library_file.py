@@ -133,12 +133,7 @@ def calls_gnu_openmp(command: Sequence[str]) -> bool:
     return "clang" not in _run([*command, "--version"]).lower()
 
 
-def compile_library(
-    output: Path,
-    *,
-    openmp: bool,
-    flags: Sequence[str] = (),
-) -> None:
+def compile_library(output: Path, *, openmp: bool, flags: Sequence[str] = ()) -> None:
     """Compiles the kernels to `output`, for every instruction set that the compiler knows.
     `openmp`: with threads; their runtime's symbols stay undefined. Raises CompilerError with the compiler's
     first error."""

@@ -13,10 +13,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.schemas import APIOperation, BaseSchema
-from schemathesis.specs.openapi.checks import (
-    response_schema_conformance,
-    status_code_conformance,
-)
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
@@ -57,8 +54,7 @@ KEY = new_key()
 
 
 @pytest.fixture(
-    scope="module",
-    params=["without keys", pytest.param("with keys", marks=pytest.mark.slow)],
+    scope="module", params=["without keys", pytest.param("with keys", marks=pytest.mark.slow)]
 )
 def running(request, transcriber, decoders, tmp_path_factory) -> Iterator[tuple[BaseSchema, str]]:
     """A service on this machine's network, and its address. Not in memory: schemathesis would end it
@@ -66,12 +62,7 @@ def running(request, transcriber, decoders, tmp_path_factory) -> Iterator[tuple[
     folder = tmp_path_factory.mktemp("jobs")
     keys = {"team": digest(KEY)} if request.param == "with keys" else {}
     given = Settings(
-        model="random",
-        diarizer="none",
-        data_dir=folder,
-        min_free_bytes=0,
-        drain_s=0,
-        api_keys=keys,
+        model="random", diarizer="none", data_dir=folder, min_free_bytes=0, drain_s=0, api_keys=keys
     )
     serving, store = Serving(given, lambda: transcriber, Halves, decoders), Store.open(folder)
     app = create_app(given, serving, Jobs(given, serving, store))

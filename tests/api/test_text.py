@@ -178,9 +178,7 @@ def test_what_asks_for_nothing_changes_nothing(client, model) -> None:
     plain = [{"role": m["role"], "content": m["content"] or ""} for m in asked]
     first, second = (
         client.post(
-            "/chat/completions",
-            cast_to=object,
-            body={"messages": messages, **ASKED, **more},
+            "/chat/completions", cast_to=object, body={"messages": messages, **ASKED, **more}
         )
         for messages, more in ((asked, NOTHING), (plain, {"model": str(model)}))
     )

@@ -119,9 +119,7 @@ def batch(
 ) -> Batch:
     sources = discover(map(str, names), recursive=True)
     return Batch(
-        sources,
-        Outputs.plan(sources, str(out), formats),
-        **{"settings": SETTINGS, **options},
+        sources, Outputs.plan(sources, str(out), formats), **{"settings": SETTINGS, **options}
     )
 
 

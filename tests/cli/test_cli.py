@@ -234,11 +234,7 @@ def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
     )
     assert (record["status"], record["outputs"]) == ("skipped", ["a.txt"])
     assert (here / "a.txt").stat().st_mtime_ns == written
-    for other in (
-        ["--overwrite"],
-        ["--language", "de"],
-        ["--initial-prompt", "Ann"],
-    ):
+    for other in (["--overwrite"], ["--language", "de"], ["--initial-prompt", "Ann"]):
         assert "2.0 s of audio" in forescribe("a.wav", *pair, "-f", "txt", *other).err, other
 
 
@@ -297,9 +293,7 @@ def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None
     assert found == {"calls/a.wav": "pending", "calls/b.wav": "pending", "none": "failed"}
     done = forescribe("calls/b.wav", "gone.wav", *pair, "-o", "new", "-f", "txt", "--dry-run")
     assert done == Run(
-        1,
-        "calls/b.wav -> new/b .txt\nfailed: gone.wav: no such file; check the path\n",
-        "",
+        1, "calls/b.wav -> new/b .txt\nfailed: gone.wav: no such file; check the path\n", ""
     )
     assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
 

@@ -121,10 +121,7 @@ def test_drafts_and_engines_are_told_on_request(capsys) -> None:
     figures |= {"search": "5 beams where words are doubtful"}
     made = console(stats=True)
     for engine in ("native", "lean"):  # two workers of a cluster
-        tell(
-            made,
-            ended("a", replace(one, stats=figures, settings={"engine": engine})),
-        )
+        tell(made, ended("a", replace(one, stats=figures, settings={"engine": engine})))
     made.summary()
     assert capsys.readouterr().err.splitlines()[-1] == (
         "5 beams where words are doubtful; 50.0% of drafts accepted, 1.50 tokens per round; "

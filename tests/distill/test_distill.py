@@ -14,11 +14,7 @@ import pytest
 import soundfile
 import torch
 from safetensors import safe_open
-from transformers import (
-    AutoModelForCausalLM,
-    WhisperForConditionalGeneration,
-    WhisperProcessor,
-)
+from transformers import AutoModelForCausalLM, WhisperForConditionalGeneration, WhisperProcessor
 from typer.testing import CliRunner
 
 from forescribe import Transcriber

@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import OutputError, UsageError
-from forescribe.distill.labels import (
-    BatchSource,
-    LabelBatch,
-    LabelRow,
-    LabelStore,
-    split,
-)
+from forescribe.distill.labels import BatchSource, LabelBatch, LabelRow, LabelStore, split
 from tests.distill.made_rows import made_row
 
 SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6)

@@ -23,9 +23,7 @@ RUN = {"README.md", "docs/python.md", "docs/development/drafters.md", "docs/exac
 NOTEBOOK = ROOT / "notebooks" / "walkthrough.ipynb"
 NAME = re.compile(r"\bforescribe(?:\.[A-Za-z_]\w*)+")
 ENDINGS = ("json", "toml")
-OTHERS = {
-    "forescribe.hypothesis": "api",
-}
+OTHERS = {"forescribe.hypothesis": "api"}
 """Groups of entry points and an event, with the part that knows each."""
 
 

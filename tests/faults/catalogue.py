@@ -8,11 +8,7 @@ from collections.abc import Callable, Mapping
 
 from tests.faults.clients import interrupt_uploads
 from tests.faults.harness import Inconclusive, NotRun, Row, Wrong
-from tests.faults.kills import (
-    kill_at_random_times,
-    kill_during_acceptance,
-    kill_within_groups,
-)
+from tests.faults.kills import kill_at_random_times, kill_during_acceptance, kill_within_groups
 from tests.faults.partition import lose_the_database
 from tests.faults.phases import kill_in_every_phase, poison_job
 from tests.faults.replicas import kill_replicas_and_workers

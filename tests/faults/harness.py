@@ -73,13 +73,7 @@ class Server:
         self, *options: str, env: Mapping[str, str] | None = None, alive: bool = True
     ) -> None:
         """Start the process; with `alive`, wait until it answers."""
-        command = [
-            sys.executable,
-            "-m",
-            "tests.faults.server",
-            str(self.folder),
-            str(self.port),
-        ]
+        command = [sys.executable, "-m", "tests.faults.server", str(self.folder), str(self.port)]
         self.process = subprocess.Popen(
             [*command, *self.options, *options],
             cwd=Path(__file__).parents[2],

@@ -148,8 +148,7 @@ def imported(monkeypatch) -> list[str]:
     names: list[str] = []
     real = device.importlib.import_module
     fake = SimpleNamespace(
-        import_module=lambda name: (names.append(name), real(name))[1],
-        util=device.importlib.util,
+        import_module=lambda name: (names.append(name), real(name))[1], util=device.importlib.util
     )
     monkeypatch.setattr(device, "importlib", fake)
     return names
@@ -210,10 +209,7 @@ def test_looking_seldom_changes_no_text(monkeypatch, kind, gamma) -> None:
     assert {t: r.tokens for t, r in found.items()} == {t: r.tokens for t, r in expected.items()}
     for tag, result in found.items():  # rounds after the end are not counted
         assert result.rounds == expected[tag].rounds
-        assert (result.drafted, result.accepted) == (
-            expected[tag].drafted,
-            expected[tag].accepted,
-        )
+        assert (result.drafted, result.accepted) == (expected[tag].drafted, expected[tag].accepted)
 
 
 def test_the_free_memory_of_a_cpu_is_what_system_and_container_leave(tmp_path):

@@ -24,10 +24,7 @@ TEMPLATE = (
 
 
 def tokenizer(
-    merges: Sequence[tuple[str, str]] = MERGES,
-    *,
-    letters: str | None = None,
-    chat: bool = True,
+    merges: Sequence[tuple[str, str]] = MERGES, *, letters: str | None = None, chat: bool = True
 ) -> PreTrainedTokenizerFast:
     """Byte-level BPE, as GPT-2 and all that follow it; over some `letters` alone, what a random model
     writes is text."""

@@ -56,10 +56,7 @@ def pair(kind: str, target: Path, heads: dict[str, Path]) -> tuple[Path, str | P
     return (heads["mtp"], MTP) if kind == "mtp" else (target, heads[kind])
 
 
-@pytest.mark.parametrize(
-    ("kind", "gamma"),
-    [("eagle3", 3), ("speculators", None), ("mtp", 3)],
-)
+@pytest.mark.parametrize(("kind", "gamma"), [("eagle3", 3), ("speculators", None), ("mtp", 3)])
 def test_texts_with_a_head_equal_generate(
     kind: str, gamma: int | None, target: Path, heads: dict[str, Path]
 ) -> None:

@@ -292,8 +292,7 @@ def test_addresses_are_tried_in_order_within_one_time_limit(answering: int | Non
 
 
 @pytest.mark.parametrize(
-    ("answers", "port"),
-    [(["93.184.215.14", "10.0.0.1"], 443), ([], 443), (["93.184.215.14"], 22)],
+    ("answers", "port"), [(["93.184.215.14", "10.0.0.1"], 443), ([], 443), (["93.184.215.14"], 22)]
 )
 def test_one_address_inside_refuses_the_name_and_so_does_a_port(answers, port) -> None:
     guard = outbound.CheckedBackend(resolve=lambda host, port: answers)

@@ -62,8 +62,7 @@ def test_a_recording_is_called_anew_and_keeps_its_ending(client, job) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [{}, {"label": " \n"}, {"label": 3}, {"label": "a", "b": 1}, {"label": "x" * 252}],
+    "body", [{}, {"label": " \n"}, {"label": 3}, {"label": "a", "b": 1}, {"label": "x" * 252}]
 )
 def test_what_is_no_name_is_refused(client, job, body) -> None:
     answer = client.patch(f"{JOBS}/{job}", json=body)

@@ -210,8 +210,7 @@ def test_a_recording_that_never_fits_is_not_waited_for(client, monkeypatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(errno.ENOSPC, "storage_full"), (errno.EROFS, "unwritable_output")],
+    ("number", "code"), [(errno.ENOSPC, "storage_full"), (errno.EROFS, "unwritable_output")]
 )
 def test_what_the_disk_refuses_leaves_no_half_file(tmp_path, monkeypatch, number, code) -> None:
     disk = DiskFiles(tmp_path)

@@ -444,10 +444,7 @@ def running(app: FastAPI) -> Any:
 def conversation(turns: int) -> list[tuple[str | None, str]]:
     """Two people who plan a walk, for as long as it takes."""
     said = [
-        (
-            "Speaker A",
-            "Good morning, thanks for joining. Did the weather report change overnight?",
-        ),
+        ("Speaker A", "Good morning, thanks for joining. Did the weather report change overnight?"),
         (
             "Speaker B",
             "It did. Rain until ten, then it clears from the west, so we could leave at eleven.",

@@ -84,12 +84,7 @@ def test_text_can_be_read_on_what_it_stands_on() -> None:
         pairs = [(text, ground) for text in texts for ground in ("ground", "raised")]
         pairs += [("on-accent", "accent"), ("ink", "wash"), ("ink", "bad-wash"), ("ink", "lit")]
         pairs += [("ink", "found"), ("quiet", "wash"), ("accent", "wash"), ("bad", "wash")]
-        pairs += [
-            ("bad", "bad-wash"),
-            ("raised", "doubt"),
-            ("raised", "bad"),
-            ("raised", "good"),
-        ]
+        pairs += [("bad", "bad-wash"), ("raised", "doubt"), ("raised", "bad"), ("raised", "good")]
         for text, ground in pairs:
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground, colours[text])
         assert contrast(colours["edge"], colours["raised"]) >= 3

@@ -25,14 +25,7 @@ from forescribe.diarize.known_speakers import KnownSpeaker
 from forescribe.diarize.turns import Turns
 from forescribe.speculative.models import hub
 from tests.api.conftest import FORM, RATE, TRANSCRIBE, Halves, sound, until, wav
-from tests.api.realtime.sockets import (
-    PATH,
-    Socket,
-    audio,
-    connected,
-    noise,
-    quiet,
-)
+from tests.api.realtime.sockets import PATH, Socket, audio, connected, noise, quiet
 
 VAD = {"type": "server_vad", "silence_duration_ms": 300, "prefix_padding_ms": 0}
 SEMANTIC = {"type": "semantic_vad"}
@@ -77,10 +70,7 @@ class Alternating:
     """The speakers of a stream: the windows are of two in turn, the first one the known person, if any."""
 
     def __init__(
-        self,
-        engine: object,
-        label: Callable[[int], str],
-        known: Sequence[KnownSpeaker],
+        self, engine: object, label: Callable[[int], str], known: Sequence[KnownSpeaker]
     ) -> None:
         names = [*(person.name for person in known), *map(label, range(2))][:2]
         self.labels = itertools.cycle(names)

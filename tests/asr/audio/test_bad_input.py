@@ -168,9 +168,4 @@ def test_long_silence_is_no_failure_and_has_no_words(pair, here, monkeypatch, ca
     data = json.loads(read.pop(".json"))
     assert (data["text"], data["segments"]) == ("", [])
     assert data["coverage"]["silent_s"] == data["duration"] == 180.0
-    assert read == {
-        ".txt": "",
-        ".srt": "",
-        ".vtt": "WEBVTT\n\n",
-        ".tsv": "start\tend\ttext\n",
-    }
+    assert read == {".txt": "", ".srt": "", ".vtt": "WEBVTT\n\n", ".tsv": "start\tend\ttext\n"}

@@ -258,8 +258,7 @@ def in_a_retry(one, patch):
 
 def in_alignment(one, patch):
     wrong = raises(
-        lambda _, all_, beside: any(u.length == length() for u in all_),
-        word_timer.token_times,
+        lambda _, all_, beside: any(u.length == length() for u in all_), word_timer.token_times
     )
     patch.setattr(word_timer, "token_times", wrong)
 

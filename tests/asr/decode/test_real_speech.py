@@ -173,8 +173,7 @@ LONGEST = "no vad"
 
 
 @pytest.mark.parametrize(
-    "mode",
-    [pytest.param(m, marks=pytest.mark.nightly) if m == LONGEST else m for m in HOSTILE],
+    "mode", [pytest.param(m, marks=pytest.mark.nightly) if m == LONGEST else m for m in HOSTILE]
 )
 def test_noise_silence_and_music_have_no_words(base, tmp_path, mode) -> None:
     import soundfile

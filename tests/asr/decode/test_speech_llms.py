@@ -88,10 +88,7 @@ def asked(family: str, processor: Any, samples: np.ndarray, **request: Any) -> d
         ids.append(tokens.convert_tokens_to_ids("[TRANSCRIBE]"))
         padded = np.pad(samples, (0, 480_000 - len(samples)))
         features = processor.feature_extractor(padded, sampling_rate=16_000, return_tensors="pt")
-        return {
-            "input_ids": torch.tensor([ids]),
-            "input_features": features["input_features"],
-        }
+        return {"input_ids": torch.tensor([ids]), "input_features": features["input_features"]}
     if family == "glmasr":
         request = {}
     return dict(processor.apply_transcription_request([samples], **request))

@@ -17,15 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import OutputError, UsageError
-from forescribe.asr.formats.files import (
-    FORMATS,
-    formats,
-    rttm,
-    srt,
-    tsv,
-    txt,
-    vtt,
-)
+from forescribe.asr.formats.files import FORMATS, formats, rttm, srt, tsv, txt, vtt
 from forescribe.asr.formats.subtitles import milliseconds
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Turn

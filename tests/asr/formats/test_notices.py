@@ -7,11 +7,7 @@ from hypothesis import strategies as st
 
 from forescribe.asr.errors import AudioError, clipped
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import (
-    Coverage,
-    Notice,
-    merged,
-)
+from forescribe.asr.formats.transcript_parts import Coverage, Notice, merged
 
 notices = st.builds(
     Notice,
@@ -29,10 +25,7 @@ def transcript(*warnings: Notice) -> Transcript:
 def test_equal_notices_are_one_with_a_count_and_the_first_places() -> None:
     given = [Notice("gap", "lost", places=(float(n),)) for n in range(5)]
     other = Notice("gap", "lost twice")
-    assert merged([*given, other]) == (
-        Notice("gap", "lost (5 times)", 5, (0.0, 1.0, 2.0)),
-        other,
-    )
+    assert merged([*given, other]) == (Notice("gap", "lost (5 times)", 5, (0.0, 1.0, 2.0)), other)
 
 
 @given(st.lists(notices, max_size=8))

@@ -18,12 +18,7 @@ import soundfile
 from forescribe.asr.decode.outcome import source_stats
 from forescribe.asr.errors import OutputError, UsageError
 from forescribe.asr.formats import report
-from forescribe.asr.formats.report import (
-    Reports,
-    Sound,
-    page_sound,
-    render_page,
-)
+from forescribe.asr.formats.report import Reports, Sound, page_sound, render_page
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span, Word
 from forescribe.cli import main as command_line

@@ -64,7 +64,7 @@ def test_people_get_names_and_words_are_corrected_in_their_time() -> None:
     assert times[0][1] == 300 and times[-1][2] == 390
     assert all(a[2] == b[1] for a, b in zip(times, times[1:], strict=False))
     assert [w.text for w in told.corrected(" land", "").words] == [
-        *(" The", " lord", " called.", " The", " lord?"),
+        *(" The", " lord", " called.", " The", " lord?")
     ]
     with pytest.raises(UsageError, match="'house'"):
         told.corrected("house", "home")

@@ -26,10 +26,7 @@ def encoded(samples: np.ndarray, kind: str) -> bytes:
     [
         # Of ITU-T G.711, tables 1 and 2, scaled to 16 bits: code, sample.
         ("audio/pcmu", {0x00: -32124, 0x80: 32124, 0x7F: 0, 0xFF: 0, 0xEF: 132, 0x8F: 16764}),
-        (
-            "audio/pcma",
-            {0x2A: -32256, 0xAA: 32256, 0xD5: 8, 0x55: -8, 0x80: 5504, 0x25: -16896},
-        ),
+        ("audio/pcma", {0x2A: -32256, 0xAA: 32256, 0xD5: 8, 0x55: -8, 0x80: 5504, 0x25: -16896}),
     ],
 )
 def test_codes_of_g711(kind, samples) -> None:

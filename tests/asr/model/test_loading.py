@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-)
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import CapacityError, ModelError

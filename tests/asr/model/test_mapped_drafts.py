@@ -14,11 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperTokenizer,
-)
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
 from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.transcriber import Transcriber
@@ -51,10 +47,7 @@ def heard_whole() -> Iterator[None]:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "made up",
-        pytest.param("published", marks=[pytest.mark.data, pytest.mark.nightly]),
-    ],
+    params=["made up", pytest.param("published", marks=[pytest.mark.data, pytest.mark.nightly])],
 )
 def pair(request, tmp_path_factory) -> Pair:
     root = tmp_path_factory.mktemp("pair")

@@ -19,13 +19,7 @@ from numpy.typing import NDArray
 
 from forescribe.asr.segment.cut_plan import span_of
 from forescribe.asr.segment.cutter import BATCH_FRAMES, Cutter, cut
-from forescribe.asr.segment.vad import (
-    FRAME,
-    LEVEL_FRAMES,
-    SileroDetector,
-    Stream,
-    audible,
-)
+from forescribe.asr.segment.vad import FRAME, LEVEL_FRAMES, SileroDetector, Stream, audible
 from forescribe.asr.segment.windows import MAX_SAMPLES, Window, WindowOptions
 
 Samples = NDArray[np.float32]

@@ -20,16 +20,7 @@ from forescribe.asr.batch.destinations import Bucket
 from forescribe.asr.batch.ledger import Record
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores
-from tests.asr.storage.emulator import (
-    CUT_OFF,
-    EXPIRED,
-    OK,
-    RESET,
-    ROOT,
-    S3,
-    SLOW_DOWN,
-    running,
-)
+from tests.asr.storage.emulator import CUT_OFF, EXPIRED, OK, RESET, ROOT, S3, SLOW_DOWN, running
 
 pytestmark = pytest.mark.nightly
 

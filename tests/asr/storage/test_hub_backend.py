@@ -11,11 +11,7 @@ import httpx
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from forescribe.asr.storage.errors import (
-    DeniedError,
-    MissingError,
-    UnavailableError,
-)
+from forescribe.asr.storage.errors import DeniedError, MissingError, UnavailableError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import HubStore, Store
 

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import OutputError
-from forescribe.asr.storage.errors import (
-    MissingError,
-    UnavailableError,
-    UnsupportedError,
-)
+from forescribe.asr.storage.errors import MissingError, UnavailableError, UnsupportedError
 from forescribe.asr.storage.locations import Entry, Location
 from forescribe.asr.storage.stores import BucketStore, Store, Stores
 from tests.asr.storage.emulator import S3, running

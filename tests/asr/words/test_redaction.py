@@ -49,14 +49,7 @@ def model(tmp_path, monkeypatch) -> str:
 @pytest.fixture(scope="module")
 def bundled() -> Transcriber:
     return Transcriber.load(
-        "tiny.en",
-        "none",
-        device="cpu",
-        network=False,
-        language="en",
-        batch=4,
-        gamma=0,
-        beam_size=1,
+        "tiny.en", "none", device="cpu", network=False, language="en", batch=4, gamma=0, beam_size=1
     )
 
 

@@ -114,10 +114,7 @@ def community_folder(folder: Path) -> Path:
             "state_dict": model.state_dict(),
             "pyannote.audio": {
                 "versions": {"pyannote.audio": pyannote.audio.__version__},
-                "architecture": {
-                    "module": type(model).__module__,
-                    "class": type(model).__name__,
-                },
+                "architecture": {"module": type(model).__module__, "class": type(model).__name__},
                 "specifications": model.specifications,
             },
         }

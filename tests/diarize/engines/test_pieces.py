@@ -75,12 +75,7 @@ def test_two_at_once_overlap_but_in_the_exclusive_turns_the_more_probable_slot_s
     activity = find_pieces(sound(600, (100, 400)), given_)
     regular, exclusive = by_slot(activity)
     assert frames(regular) == [(100, 300, "0"), (200, 400, "1")]
-    assert frames(exclusive) == [
-        (100, 200, "0"),
-        (200, 250, "1"),
-        (250, 300, "0"),
-        (300, 400, "1"),
-    ]
+    assert frames(exclusive) == [(100, 200, "0"), (200, 250, "1"), (250, 300, "0"), (300, 400, "1")]
 
 
 def test_digital_silence_has_no_speech_whatever_the_segmentation_hears() -> None:

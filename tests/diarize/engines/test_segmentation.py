@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from forescribe.diarize.engines import segmentation
-from forescribe.diarize.engines.segmentation import (
-    CHUNK,
-    ORDERS,
-    SETS,
-    STEP,
-    Segmentation,
-    _Blend,
-)
+from forescribe.diarize.engines.segmentation import CHUNK, ORDERS, SETS, STEP, Segmentation, _Blend
 from forescribe.speculative.models.hub import FOLDER
 
 RATE = 16_000

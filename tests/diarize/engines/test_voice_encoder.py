@@ -16,13 +16,7 @@ from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import ModelError
 from forescribe.diarize.engines import voice_encoder
 from forescribe.diarize.engines.clustering import Plda, unit
-from forescribe.diarize.engines.voice_encoder import (
-    DIMENSION,
-    NAME,
-    VoiceEncoder,
-    features,
-    load,
-)
+from forescribe.diarize.engines.voice_encoder import DIMENSION, NAME, VoiceEncoder, features, load
 from forescribe.speculative.models.hub import FOLDER
 
 RATE = 16_000

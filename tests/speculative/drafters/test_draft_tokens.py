@@ -18,12 +18,7 @@ COUNTED = {7: 10, 3: 5, 9: 5, 4: 1}
 
 @pytest.mark.parametrize(
     ("occurrences", "ids"),
-    [
-        (21, (0, 3, 4, 7, 9, 11)),
-        (10, (0, 7, 11)),
-        (10.5, (0, 3, 7, 11)),
-        (20, (0, 3, 7, 9, 11)),
-    ],
+    [(21, (0, 3, 4, 7, 9, 11)), (10, (0, 7, 11)), (10.5, (0, 3, 7, 11)), (20, (0, 3, 7, 9, 11))],
 )
 def test_the_most_frequent_come_first_and_of_equals_the_lower_ids(occurrences, ids) -> None:
     made = DraftTokens.most_frequent(COUNTED, [0, 11], 12, "a test", coverage=occurrences / 21)

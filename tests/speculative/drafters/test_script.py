@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Fixed, Request
-from forescribe.speculative.drafters.script import (
-    BELIEVED,
-    LOST_AFTER,
-    Breaks,
-    ScriptDrafter,
-)
+from forescribe.speculative.drafters.script import BELIEVED, LOST_AFTER, Breaks, ScriptDrafter
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.types import Draft
 from tests.speculative.tiny import TinyModel

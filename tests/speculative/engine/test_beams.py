@@ -86,11 +86,7 @@ def engine_of(
 
 
 def searched(
-    work: list[Request],
-    batch: int,
-    gamma: int = 0,
-    levels: Sequence[int] = (),
-    blur: float = 0.3,
+    work: list[Request], batch: int, gamma: int = 0, levels: Sequence[int] = (), blur: float = 0.3
 ) -> dict[int, Result]:
     engine = engine_of(batch, gamma=gamma, levels=levels, blur=blur)
     found = {result.request.tag: result for result in engine.run(work)}
@@ -334,8 +330,7 @@ def beside(count: int = 5) -> list[Request]:
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
-    ("stage", "told"),
-    [("prefill", "prefill"), ("score", "scoring"), ("rule", "scoring")],
+    ("stage", "told"), [("prefill", "prefill"), ("score", "scoring"), ("rule", "scoring")]
 )
 def test_a_fault_of_one_group_reaches_no_other(stage: str, told: str, batch: int) -> None:
     def rule(logits: torch.Tensor, prefix: Prefix) -> torch.Tensor:

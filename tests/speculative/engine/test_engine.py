@@ -11,15 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forescribe.speculative import (
-    Engine,
-    Fixed,
-    ModelDrafter,
-    NgramDrafter,
-    Probe,
-    Request,
-    Source,
-)
+from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Probe, Request, Source
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.engine import admission
 from forescribe.speculative.protocols import Drafter, Poll

@@ -150,11 +150,7 @@ def test_an_engine_refuses_what_its_model_does_not_have(make, said):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"batch": 0}, "batch is 0"),
-        ({"batch": True}, "batch is True"),
-    ],
+    ("options", "said"), [({"batch": 0}, "batch is 0"), ({"batch": True}, "batch is True")]
 )
 def test_engines_of_impossible_sizes_are_refused(options, said):
     with pytest.raises(RequestError, match=said):

@@ -46,11 +46,7 @@ RAGGED = (
     Speech((50,), 0, (51,)),
 )
 NATIVE = pytest.mark.native
-ENGINES = [
-    ModelEngine.MODULES,
-    ModelEngine.LEAN,
-    pytest.param(ModelEngine.NATIVE, marks=NATIVE),
-]
+ENGINES = [ModelEngine.MODULES, ModelEngine.LEAN, pytest.param(ModelEngine.NATIVE, marks=NATIVE)]
 ADAPTERS = [CausalDecoder, LeanCausalDecoder, pytest.param(NativeCausalDecoder, marks=NATIVE)]
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 
@@ -202,10 +198,7 @@ def test_beams_read_embeddings_of_tokens_as_these_tokens():
     hidden = (*TOKENS[1, :4].tolist(), *[AUDIO] * 7, *TOKENS[1, 11:].tolist())
     for prompt, run in ((tuple(TOKENS[1].tolist()), None), (hidden, own)):
         engine = Engine(
-            causal_decoder(model),
-            batch=2,
-            eos=(EOS,),
-            beam_target=lambda: causal_decoder(model),
+            causal_decoder(model), batch=2, eos=(EOS,), beam_target=lambda: causal_decoder(model)
         )
         request = Request(prompt, run, max_new_tokens=12, beams=Beams(3))
         with pytest.raises(RequestError, match="have to end at 19, before its last token"):

@@ -20,12 +20,7 @@ from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
 from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.checkpoint import POSITIONS
-from forescribe.speculative.models.quantized import (
-    BORROWED,
-    as_floats,
-    float_weights,
-    sinusoids,
-)
+from forescribe.speculative.models.quantized import BORROWED, as_floats, float_weights, sinusoids
 from tests.asr.model import folders
 from training.stored import stored_int8
 

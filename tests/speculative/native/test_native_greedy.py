@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import ModelDrafter
-from forescribe.speculative.native.adapters import (
-    NativeCausalDecoder,
-    NativeWhisperDecoder,
-)
+from forescribe.speculative.native.adapters import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.native.library import load
 from forescribe.speculative.rounds.choice import Allowed, choose
 

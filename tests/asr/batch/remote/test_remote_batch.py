@@ -12,14 +12,7 @@ import pytest
 from forescribe.asr.batch import spool as spool_module
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores
-from tests.asr.batch.remote.objects import (
-    CopyTypist,
-    batch,
-    files,
-    put_calls,
-    put_wav,
-    run,
-)
+from tests.asr.batch.remote.objects import CopyTypist, batch, files, put_calls, put_wav, run
 from tests.asr.storage.faults import LOST, OK, FaultyStores, memory
 from tests.asr.typists import write_wav
 

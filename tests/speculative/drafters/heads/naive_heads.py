@@ -25,8 +25,7 @@ def rotated(x: Tensor, position: int, theta: float = 10000.0) -> Tensor:
     angle = position * theta ** (-torch.arange(half).float() / half)
     first, second = x[..., :half], x[..., half:]
     return torch.cat(
-        [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()],
-        -1,
+        [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1
     )
 
 

@@ -17,10 +17,7 @@ from forescribe.speculative.models.quantized import as_floats
 from tests.speculative.models.lean.pairs import Pair, close
 from tests.speculative.models.whispers import FRAMES, WIDTH, encoder_states, whisper
 
-BUNDLED = {
-    "tiny.en": WhisperForConditionalGeneration,
-    "tiny.en-draft": WhisperForCausalLM,
-}
+BUNDLED = {"tiny.en": WhisperForConditionalGeneration, "tiny.en-draft": WhisperForCausalLM}
 BUNDLED_BOUND = 5e-4
 """Of logits up to 48, of which it is 1e-5; the largest difference seen was 1.1e-4."""
 EXACT = 2e-6
