@@ -8,17 +8,27 @@
 # torch's wheels contain CUDA's libraries, so the base image is plain Python; the host provides the driver
 # through NVIDIA's container toolkit. See docs/endpoints.md.
 
-FROM python:3.12-slim-bookworm AS build
+FROM python:3.12-slim-bookworm AS dependencies
 WORKDIR /build
 RUN python -m venv /opt/forescribe
 ENV PATH=/opt/forescribe/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# Dependencies are a layer of their own: gigabytes that change only with pyproject.toml.
+# A layer of gigabytes, which changes only with pyproject.toml and constraints.txt. Without CUDA it is a third of
+# that: --build-arg PIP_INDEX_ARGUMENTS="--extra-index-url ADDRESS" with an index of torch's builds for CPUs,
+# and TORCH="torch==2.13.0+cpu torchaudio==2.11.0+cpu", or the versions that it has.
+ARG PIP_INDEX_ARGUMENTS="" TORCH=""
 COPY pyproject.toml constraints.txt ./
 COPY scripts/list_requirements.py scripts/
+# hadolint ignore=SC2086
 RUN python scripts/list_requirements.py serve s3 diarize > wanted.txt \
-    && pip install --requirement wanted.txt --constraint constraints.txt
+    && pip install $PIP_INDEX_ARGUMENTS $TORCH --requirement wanted.txt --constraint constraints.txt
 
+# The package alone, with the kernels for CPUs, for all instruction sets: the best one is chosen when they are
+# loaded. The compiler stays in this stage, so its version is not pinned.
+FROM dependencies AS build
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 COPY README.md LICENSE ./
 COPY speculative speculative
 COPY asr asr
@@ -28,17 +38,11 @@ COPY text text
 COPY forescribe forescribe
 COPY bundled bundled
 COPY kernels kernels
-# With the kernels for CPUs, for all instruction sets: the best one is chosen when they are loaded. The compiler
-# stays in this stage, so its version is not pinned. The last line shows that they can be loaded; `-P`: by the
-# installed package, not the one copied here.
-# hadolint ignore=DL3008
-RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
-    && rm -rf /var/lib/apt/lists/* \
-    && FORESCRIBE_COMPILE=require pip install --no-deps . \
-    && python -P -c 'from forescribe.speculative.native.library import load; print(load().describe())'
+RUN FORESCRIBE_COMPILE=require pip wheel --no-deps --wheel-dir /wheels .
 
 # Weights in the image, to start without a network: --build-arg MODELS="openai/whisper-large-v3
 # distil-whisper/distil-large-v3.5". Otherwise they are downloaded into /models at the first start.
+FROM dependencies AS models
 ARG MODELS=""
 ENV HF_HOME=/models
 RUN mkdir -p /models \
@@ -48,8 +52,12 @@ FROM python:3.12-slim-bookworm
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin forescribe \
     && mkdir -p /data /scratch \
     && chown 10001:10001 /data /scratch
-COPY --from=build /opt/forescribe /opt/forescribe
-COPY --from=build --chown=10001:10001 /models /models
+COPY --from=dependencies /opt/forescribe /opt/forescribe
+COPY --from=models --chown=10001:10001 /models /models
+# An update of forescribe changes this layer alone. The last line shows that the kernels can be loaded.
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    /opt/forescribe/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
+    && /opt/forescribe/bin/python -c 'from forescribe.speculative.native.library import load; print(load().describe())'
 
 ENV PATH=/opt/forescribe/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -9,6 +9,7 @@ of voices.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 import wave
@@ -200,7 +201,7 @@ class _Call:
 
 def _path(source: Input) -> Path:
     """Raises UsageError for a stream, as splitting channels needs a file."""
-    if isinstance(source, bytes) or not isinstance(source, str | Path) or str(source) == "-":
+    if not isinstance(source, str | os.PathLike) or str(source) == "-":
         raise UsageError("channels can be split in a file only, not in a stream")
     return Path(source)
 

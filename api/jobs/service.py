@@ -155,14 +155,26 @@ class Jobs:
         if self._lock is not None:
             self._lock.close()
 
+    def page(
+        self, owner: str, limit: int, after: str | None, state: State | None
+    ) -> tuple[list[Job], bool]:
+        """Jobs behind the job `after`, and whether more follow. Raises ApiError `invalid_value`."""
+        try:
+            last = None if after is None else self.operations.get(after, owner)
+        except ApiError as error:
+            text = "not the id of a job; give the id of the last job of the previous page"
+            raise invalid("after", text) from error
+        return self.store.jobs.page(owner, limit, last, state)
+
     def search(self, owner: str, words: str, after: str | None) -> tuple[list[Any], str | None]:
         """Where words are said: of the `PAGE` results behind the job `after`, the latest first, those with
         the words in text or name; and behind which job to go on. Case and accents do not matter."""
         wanted, found = _folded(words).strip(), []
-        if not wanted:
+        if not words.strip():
             raise invalid("q", "give the words to search for")
-        last = None if after is None else self.operations.get(after, owner)
-        page, more = self.store.jobs.page(owner, PAGE, last, "succeeded")
+        if not wanted:  # an accent, on the way to its letter
+            return [], None
+        page, more = self.page(owner, PAGE, after, "succeeded")
         for job in page:
             places = self._places(job, wanted)
             if places or wanted in _folded(job.label or ""):
@@ -189,7 +201,8 @@ class Jobs:
             for word in segment.get("words") or [{**segment, "word": segment["text"]}]:
                 words.append((n, word["start"]))
                 begins.append(len(whole))
-                whole += _folded(word["word"])
+                folded = _folded(word["word"])
+                whole += folded.lstrip() if whole.endswith(" ") else folded
         for hit in re.finditer(re.escape(wanted), whole):
             found.setdefault(*words[bisect_right(begins, hit.start()) - 1])
         texts = [segment["text"] for segment in segments]

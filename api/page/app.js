@@ -242,10 +242,11 @@ async function route(again = false) {
   const id = asked();
   const same = open?.job.id === id;
   if (open && same && !again) return open.goTo(place());
-  if (!same && !leaves()) {
+  if (!same && !(await leaves())) {
     location.hash = encodeURIComponent(open.job.id);
     return;
   }
+  if (asked() !== id) return; // the user has gone on meanwhile
   const { signal } = starting;
   close();
   document.body.classList.toggle("reading", Boolean(id));
@@ -268,11 +269,14 @@ async function route(again = false) {
   }
 }
 
-// Whether the open recording may be left: its corrections are saved, or are being saved, or given up.
-function leaves() {
-  const saving = open?.shown?.saving;
-  if (!saving?.dirty || !(saving.stuck || !connection.up)) return true;
-  return confirm(`The corrections of ${nameOf(open.job)} are not saved. Leave it without them?`);
+// Whether the open recording may be left: its corrections are saved, or given up.
+async function leaves() {
+  try {
+    await open?.shown?.saving.settled();
+    return true;
+  } catch {
+    return confirm(`The corrections of ${nameOf(open.job)} are not saved. Leave it without them?`);
+  }
 }
 
 // The id in the address; an address that cannot be decoded names nothing.
@@ -288,7 +292,7 @@ function asked() {
 // The place in the address, as a search has found it.
 function place() {
   const given = new URLSearchParams(location.hash.split("?")[1]);
-  return given.has("at") ? { find: given.get("find") || "", at: Number(given.get("at")) || 0 } : null;
+  return given.has("at") ? { find: given.get("find") || "", at: Math.min(Number(given.get("at")) || 0, 1e7) } : null;
 }
 
 function home(message = "") {

@@ -109,7 +109,7 @@ export class Open {
     const { job, store } = this;
     const { signal } = this.stop;
     const data = await store.result(job, signal);
-    const keeper = store.keeper(job, signal);
+    const keeper = store.keeper(job); // which saves what is left behind another recording
     const kept = await keeper.load();
     if (signal.aborted) return;
     const formats = FILES.filter((format) => format !== "rttm" || data.segments.some((segment) => segment.speaker));

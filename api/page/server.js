@@ -9,6 +9,7 @@ const resultAt = (id, format) => `${at(id)}/result?response_format=${format}`;
 
 const PAGE = 100;
 const AGAIN_MS = [250, 500, 1000, 2000, 4000, 8000];
+const KEPT_ALIVE = 60000; // letters of a request that browsers send after the page is left
 const WHOLE_BYTES = 200e6; // a recording that needs a key is fetched whole before it can be played
 
 export class ServerJobs {
@@ -80,8 +81,8 @@ export class ServerJobs {
     return askJson(`v1/jobs/search?${new URLSearchParams({ q: words, ...(after && { after }) })}`, { signal });
   }
 
-  keeper(job, signal) {
-    return new ServerKeeper(job.id, signal);
+  keeper(job) {
+    return new ServerKeeper(job.id);
   }
 
   // `json` is the file that the command writes, with all details; OpenAI's `json` has the fewest.
@@ -147,12 +148,12 @@ export class ServerJobs {
 
 // Keeps the corrections of a job on the server (see saving.js).
 class ServerKeeper {
-  constructor(id, signal) {
-    Object.assign(this, { path: `${at(id)}/corrections`, signal, etag: "" });
+  constructor(id) {
+    Object.assign(this, { path: `${at(id)}/corrections`, etag: "" });
   }
 
   async load() {
-    const found = await this.#heard(() => ask(this.path, { signal: this.signal }));
+    const found = await this.#heard(() => ask(this.path));
     return found.version ? found : null;
   }
 
@@ -166,7 +167,8 @@ class ServerKeeper {
     const body = JSON.stringify(packed);
     const headers = { "Content-Type": "application/json", "If-Match": this.etag };
     try {
-      await this.#heard(() => ask(this.path, { method: "PUT", body, headers }));
+      const keepalive = body.length < KEPT_ALIVE;
+      await this.#heard(() => ask(this.path, { method: "PUT", body, headers, keepalive }));
     } catch (error) {
       if (error.status !== 412) throw error;
       const theirs = await this.load();
@@ -175,7 +177,7 @@ class ServerKeeper {
   }
 
   async #heard(work) {
-    const answer = await persistently(work, { signal: this.signal });
+    const answer = await persistently(work);
     const found = await bodyOf(answer, "json");
     this.etag = answer.headers.get("ETag");
     return found;

@@ -131,12 +131,7 @@ def listed(
     state: State | None = None,
 ) -> dict[str, Any]:
     """List jobs, the latest first; `after` is the id of the last job of the previous page."""
-    try:
-        last = None if after is None else jobs.operations.get(after, caller)
-    except ApiError as error:
-        text = "not the id of a job; give the id of the last job of the previous page"
-        raise invalid("after", text) from error
-    page, more = jobs.store.jobs.page(caller, limit, last, state)
+    page, more = jobs.page(caller, limit, after, state)
     return {"object": "list", "data": [job.view() for job in page], "has_more": more}
 
 

@@ -91,14 +91,15 @@ class Resumable(os.PathLike[str]):
         return self.path
 
     def windows(self) -> list[dict[str, Any]]:
-        """Those that were kept; half a line, of a process that was killed, is none."""
+        """Those that were kept, with their `samples`; half a line, of a process that was killed, is none."""
         found = []
         with suppress(OSError), self.kept.open("rb") as lines:
             for line in lines:
-                with suppress(ValueError):
-                    window = json.loads(line)
-                    if isinstance(window, dict) and window.get("of") == self.of:
-                        found.append(window)
+                with suppress(ValueError, TypeError, KeyError):
+                    kept = json.loads(line)
+                    if kept["of"] == self.of and isinstance(kept["k"], int):
+                        lasts = sum(part["end"] - part["start"] for part in kept["windows"])
+                        found.append({**kept, "samples": lasts})
         return found
 
     def keep(self, window: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -276,10 +277,10 @@ class Batch:
         kept = folder / f".forescribe-{digest}.windows"
         file = Resumable(path, kept, f"{version}+{self.writer.settings}")
         if self._overwrite:
-            kept.unlink(missing_ok=True)
-        windows = [w for kept in file.windows() for w in kept["windows"]]
-        if windows:
-            done_s = seconds(sum(window["end"] - window["start"] for window in windows))
+            with suppress(OSError):
+                kept.unlink()
+        if windows := file.windows():
+            done_s = seconds(sum(window["samples"] for window in windows))
             self.notice(f"{path}: goes on, as {done_s:.0f} s of it are decoded")
         return file
 
@@ -310,7 +311,8 @@ class Batch:
         if self._writes is None:
             result = write()
             if taken.file is not None and result.error is None:
-                taken.file.kept.unlink(missing_ok=True)
+                with suppress(OSError):
+                    taken.file.kept.unlink()
             yield result
         else:
             yield from self._writes.add(write)

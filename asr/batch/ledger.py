@@ -33,6 +33,9 @@ Status = Literal["succeeded", "failed", "skipped", "cancelled"]
 VERSION = 1
 """Increased when the results of older versions must be made again."""
 
+KEPT = "kept "
+"""Before the hash of an output that was edited before this record was made."""
+
 SAMPLE = 1 << 20
 """Bytes read at both ends of a file of weights: training changes all numbers, these included."""
 
@@ -46,7 +49,7 @@ class Record:
     its last window, shared with other recordings in the batch, so `rtfx`, audio seconds per second,
     is lower the more there are. `coverage` holds seconds. `version` tells contents apart without reading:
     size and time of a file, size and tag of an object. `hashes`, by output, are SHA-256 of what was written
-    last: a file with another one was edited."""
+    last: a file with another one was edited. `KEPT` before it: with an earlier fingerprint."""
 
     path: str
     status: Status
@@ -195,6 +198,12 @@ class Ledger:
         """The hash of what was written to an output last, as far as that is known."""
         record = self._wrote.get(output)
         return None if record is None else record.hashes.get(output)
+
+    def kept_hash(self, output: str, fingerprint: str | None) -> str:
+        """The hash of an edited output, for a record with this fingerprint."""
+        known = self.hash(output) or ""
+        same = self.fingerprint(output) == fingerprint or known.startswith(KEPT)
+        return known if same else KEPT + known
 
     def edited(self, output: str) -> bool:
         """Whether a file exists that holds something else than what was written to it."""

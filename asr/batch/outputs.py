@@ -27,7 +27,16 @@ from ..formats.transcript import UNREADABLE, Transcript
 from ..storage.locations import STDIN, Location, Source, identity, is_url
 from ..storage.stores import Stores
 from .destinations import Bucket, Folder, Stdout
-from .ledger import Destination, Ledger, Record, content_hash, file_version, result_fields, sha256
+from .ledger import (
+    KEPT,
+    Destination,
+    Ledger,
+    Record,
+    content_hash,
+    file_version,
+    result_fields,
+    sha256,
+)
 
 if TYPE_CHECKING:
     from ..decode.results import Outcome
@@ -38,7 +47,7 @@ STDOUT = "-"
 OTHERS = "results of other options or another model are replaced"
 OTHER_JSON = "the JSON there is of other options or another model"
 CHANGED = "the recording has changed"
-LACKING = "a format is missing and there is no JSON to write it from"
+LACKING = "a format is missing, and no JSON of these settings is there to write it from"
 """Why a recording that has results is decoded again."""
 
 LONGEST = 249
@@ -128,6 +137,8 @@ class Outputs:
         path = source.path
         if found := self.ledger.stands(path, self.names(path), settings):
             return found
+        if (self.ledger.hash(self.json(path)) or "").startswith(KEPT):
+            return None  # of other content, or of other settings
         if found := self.ledger.stands(path, [self.json(path)], settings):
             with suppress(ForescribeError):
                 self.transcript(path)
@@ -165,6 +176,7 @@ class Outputs:
         for name, text in texts.items():
             ledger.destination.put(name, text)
         hashes = {name: ledger.hash(name) for name in names}
+        hashes |= {name: ledger.kept_hash(name, mark) for name in kept}
         hashes |= {name: sha256(text) for name, text in texts.items()}
         return Written(tuple(names), kept, {name: own for name, own in hashes.items() if own})
 

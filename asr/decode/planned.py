@@ -86,7 +86,8 @@ def restored(windows: Sequence[Mapping[str, Any]]) -> Kept:
     for window in windows:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # of another version
             group = Group.from_dict(window)
-            groups[group.k] = group
+            if all(decoded.index == group.k for decoded in group.decoded):
+                groups[group.k] = group
     known = Kept()
     for _, group in sorted(groups.items()):
         known = known.joined(group)

@@ -367,9 +367,10 @@ class Submission(RecordingState):
         self._add(pending)
 
     def kept_windows(self) -> set[int]:
-        """The indices of windows that have ended, and whose words are timed where they are to be."""
-        open_ = {p.ended.index for p in self.windows if p.timing_fault or p.states is not None}
-        return self._over - open_
+        """The indices of windows that have ended without a fault, and whose words are timed where they are to
+        be."""
+        faults = (p for p in self.windows if p.fault or p.timing_fault or p.states is not None)
+        return self._over - {p.ended.index for p in faults}
 
     def ended_group(self, pending: PendingWindow) -> int | None:
         """The group whose last missing window this was; its words are timed now."""

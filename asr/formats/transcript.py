@@ -304,16 +304,19 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
 
 def _segment_from_dict(data: object) -> Segment:
     fields = _Fields(data)
-    words = fields("words", list, None)
+    text, words = fields("text", str), fields("words", list, None)
+    words = words and tuple(map(_word_from_dict, words))
+    if words and "".join(word.text for word in words).split() != text.split():  # edited by hand
+        words = tuple(_shared_out(words, text))
     return Segment(
         id=fields("id", int),
         window=fields("window", int),
         window_sample=fields.sample("window_start"),
         **fields.place(),
-        text=fields("text", str),
+        text=text,
         tokens=tuple(map(int, fields("tokens", list))),
         **{name: fields(name, float, None) for name in FIGURES},
-        words=None if words is None else tuple(map(_word_from_dict, words)),
+        words=None if words is None else tuple(words),
         speaker=fields("speaker", str, None),
         speaker_confidence=fields("speaker_confidence", float, None),
         doubt=fields("doubt", str, None),

@@ -5,6 +5,7 @@ Knows the options and the exit code; formats are in `asr.formats`.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,21 +67,30 @@ def export(**values: Any) -> None:
 
     Reads the JSON of `forescribe transcribe -f json` and of a service's response_format=transcript."""
     options = ExportOptions(**values)
-    from forescribe.asr.formats.files import formats
+    from forescribe.asr.batch.outputs import STDOUT
+    from forescribe.asr.formats.files import OF_SPEAKERS, formats
     from forescribe.asr.formats.transcript import Transcript
 
     rules, failed = options.line_rules, False
     names = [format_.name for format_ in formats(options.output_format)]
     if not rules.plain and not {"srt", "vtt"} & set(names):
         raise UsageError("line rules and --highlight-words shape subtitles: add srt or vtt to -f")
+    if options.output_dir == STDOUT:
+        raise UsageError("-o -: `export` writes files; name a folder")
+    stems: dict[Path, Path] = {}
     for source in map(Path, options.transcripts):
         folder = source.parent if options.output_dir is None else Path(options.output_dir)
+        if (other := stems.setdefault(folder / source.stem, source)) != source:
+            raise UsageError(f"{other} and {source} would be one file: export one into another -o")
+    for stem, source in stems.items():
         try:
             transcript = Transcript.load(source)
-            for path in (folder / f"{source.stem}.{name}" for name in names):
-                if path.exists() and path.resolve() == source.resolve():
+            if not transcript.diarized and OF_SPEAKERS & set(names):
+                raise UsageError(f"{source} names no speakers, which rttm lists")
+            for path in (stem.with_name(f"{stem.name}.{name}") for name in names):
+                if os.path.exists(path) and path.resolve() == source.resolve():
                     continue  # of "all"
-                if path.exists() and not options.overwrite:
+                if os.path.exists(path) and not options.overwrite:
                     raise OutputError(f"{path} exists: --overwrite replaces it")
                 typer.echo(visible(str(transcript.save(path, rules))))
         except ForescribeError as error:

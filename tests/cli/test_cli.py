@@ -260,6 +260,15 @@ def test_an_edited_text_is_kept_and_another_format_needs_no_model(
     assert (record["status"], record["outputs"]) == ("succeeded", ["a.docx", "a.md"])
 
 
+def test_channels_are_split_into_files(forescribe, pair, here) -> None:
+    both = np.random.default_rng(0).standard_normal((32_000, 2)) * 0.1
+    soundfile.write("both.wav", both, 16_000)
+    done = forescribe("both.wav", *pair, "-o", "out", "-f", "json", "--channels", "split")
+    assert done.status == 0, done.err
+    told = json.loads((here / "out/both.json").read_text())
+    assert {turn["speaker"] for turn in told["turns"]} <= {"Speaker A", "Speaker B"}
+
+
 def test_other_weights_at_the_same_place_do_it_again(forescribe, pair, here, tmp_path) -> None:
     target = folders.write(tmp_path / "model", seed=0)
     options = ["--model", str(target), "--device", "cpu", "--no-vad", "--no-guards", "-f", "txt"]

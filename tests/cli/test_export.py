@@ -61,6 +61,29 @@ def test_what_was_edited_in_the_json_is_written(calls, run) -> None:
     assert Path("calls/a.txt").read_text() == "Corrected.\n"
 
 
+def test_words_follow_a_text_that_was_edited(calls, run) -> None:
+    edited = json.loads(Path("calls/a.json").read_text())
+    edited["segments"][0]["text"] = " Three other words."
+    Path("calls/a.json").write_text(json.dumps(edited))
+    assert run("calls/a.json", "-f", "srt", "--max-words-per-line", "1")[0] == 0
+    cues = Path("calls/a.srt").read_text().split("\n\n")
+    assert [cue.splitlines()[2] for cue in cues if cue] == ["Three", "other", "words."]
+
+
+def test_what_cannot_be_written_so_is_refused_before_anything_is(calls, run) -> None:
+    Path("b").mkdir()
+    Path("b/a.json").write_bytes(Path("calls/a.json").read_bytes())
+    for arguments, told in (
+        (("calls/a.json", "b/a.json", "-o", "out"), "would be one file: export one into another"),
+        (("calls/a.json", "-o", "-"), "-o -: `export` writes files; name a folder"),
+    ):
+        status, _, said = run(*arguments, "-f", "txt")
+        assert status == 2 and told in said
+    status, _, said = run("calls/a.json", "-f", "rttm")
+    assert status == 1 and "names no speakers" in said
+    assert not list(calls.rglob("*.txt")) + list(calls.rglob("*.rttm"))
+
+
 def test_nothing_is_replaced_unless_that_is_asked_for(calls, run) -> None:
     Path("calls/a.srt").write_text("mine")
     status, told, said = run("calls/a.json", "calls/b.json", "-f", "srt")

@@ -2,14 +2,20 @@
 import { button, h } from "./dom.js";
 import { bare } from "./edits.js";
 
+const APART_MS = 300; // the most between two clicks on a word, which is not to move before the second
 const HELP = "Enter saves the text, Escape leaves it as it was, Ctrl Enter splits it at the cursor. Ctrl A selects the word, then all. Alt K plays or pauses, Alt J goes 3 seconds back.";
 
 // `text` is the Transcript, `act` has `correct(segment, text)`, `everywhere(segment, text)`,
 // `split(segment, text, letters before it)`, `toggle()`, `pause()` and `back()`; `remembers` is whether corrections
-// everywhere are for later recordings too.
+// everywhere are for later recordings too; `signal` ends it.
 export class Editor {
   constructor(text, act) {
-    Object.assign(this, { text, act, index: -1 }); // of the segment, -1 while it is closed
+    Object.assign(this, { text, act, index: -1, leaving: 0 }); // of the segment, -1 while it is closed
+    const pressed = ({ target }) => {
+      this.onWord = Boolean(target.closest?.(".transcript .w"));
+      if (this.leaving && !this.onWord) this.save(false);
+    };
+    document.addEventListener("pointerdown", pressed, { capture: true, signal: act.signal });
   }
 
   // Opens the segment of word `n`, with that word selected, and stops the sound.
@@ -67,13 +73,16 @@ export class Editor {
   }
 
   #close() {
+    this.leaving = clearTimeout(this.leaving) || 0;
     this.index = -1;
     for (const span of this.hidden) span.hidden = false;
     this.root.remove();
   }
 
   #left(event) {
-    if (this.index >= 0 && document.hasFocus() && !this.root.contains(event.relatedTarget)) this.save(false);
+    if (this.index < 0 || !document.hasFocus() || this.root.contains(event.relatedTarget)) return;
+    if (this.onWord) this.leaving = setTimeout(() => this.save(false), APART_MS);
+    else this.save(false);
   }
 
   #pressed(event) {

@@ -84,7 +84,7 @@ export class Edits {
 
   withName(label, name) {
     const names = { ...this.state.names };
-    if (name.trim()) names[label] = name.trim().slice(0, 200);
+    if (name.trim()) names[label] = shortened(name.trim(), 200);
     else delete names[label];
     return { names };
   }
@@ -113,9 +113,9 @@ export class Edits {
     if (!pairs.length) return [null, pairs, 0];
     const forms = pairs.map(([heard]) => form(heard)).sort((a, b) => b.length - a.length);
     const pattern = new RegExp(spaced ? whole(forms.join("|")) : forms.join("|"), "giu");
-    const meant = new Map(pairs.map(([heard, own]) => [folded(heard), own]));
+    const meant = new Map(pairs.map(([heard, own]) => [caseless(heard), own]));
     let count = 0;
-    const written = (heard) => (count++, cased(meant.get(folded(heard)) ?? heard, heard));
+    const written = (heard) => (count++, cased(meant.get(caseless(heard)) ?? heard, heard));
     // What was written here may hold the words that were heard, and stays.
     const again = !pairs.some(([, own]) => own.search(pattern) >= 0);
     const segments = this.#each((segment, n) => {
@@ -176,7 +176,7 @@ export class Edits {
     const word = (one) => this.words.get(one) ?? [one.word, one.start, one.end];
     const made = ({ start, end, text, speaker, words }) => ({ start, end, text, speaker, words: words && words.map(word) });
     const segment = (one) => this.places.get(one) ?? made(one);
-    return { segments: segments.map(segment), names, merged: {}, note: note.slice(0, 200) };
+    return { segments: segments.map(segment), names, merged: {}, note: shortened(note, 200) };
   }
 
   // The state of what was packed, with speakers that were `merged` as one. Throws TypeError if it belongs to
@@ -276,7 +276,7 @@ function whole(forms) {
   return `(?<!${LETTER})(?<!${LETTER}['’-])(?<!\\p{N}[.,:])(?:${forms})(?!${LETTER})(?!['’-](?!s(?!${LETTER}))${LETTER})(?![.,:]\\p{N})`;
 }
 
-function folded(words) {
+function caseless(words) {
   return words.normalize("NFC").toLowerCase().replace(/\s+/g, " ");
 }
 
@@ -286,6 +286,11 @@ function cased(meant, heard) {
   if (meant !== meant.toLowerCase() || first === first.toLowerCase()) return meant;
   if (heard.length > 1 && heard === upper) return meant.toUpperCase();
   return meant.slice(0, 1).toUpperCase() + meant.slice(1);
+}
+
+// At most so many characters, of which none is parted.
+export function shortened(text, most) {
+  return [...text].slice(0, most).join("");
 }
 
 export function bare(words) {

@@ -3,6 +3,7 @@ import { h } from "./dom.js";
 
 const WAIT_MS = 700;
 const TYPED_MS = 3000; // while a name is typed
+const SETTLE_MS = 4000;
 const SHELF = "forescribe.corrections.";
 
 // A keeper has `load()`, which gives what was packed or null, and `save(packed)`, which throws an error with
@@ -16,7 +17,7 @@ export class LocalKeeper {
 
   async load() {
     try {
-      return JSON.parse(localStorage.getItem(this.key));
+      return JSON.parse((this.seen = localStorage.getItem(this.key)));
     } catch {
       return null; // no storage, or foreign data
     }
@@ -28,8 +29,13 @@ export class LocalKeeper {
 
   async save(packed) {
     try {
+      const { seen } = this;
+      await this.load();
+      if (this.seen !== (seen ?? null)) throw Object.assign(new Error(), { status: 412 }); // by another window
       localStorage.setItem(this.key, JSON.stringify(packed));
-    } catch {
+      this.seen = localStorage.getItem(this.key);
+    } catch (error) {
+      if (error.status) throw error;
       throw new Error("this browser does not keep them: download the files before you leave");
     }
   }
@@ -38,12 +44,12 @@ export class LocalKeeper {
 // `settle()` makes a correction of what is being typed; `signal` ends it.
 export class Saving {
   constructor(edits, keeper, settle, signal) {
-    Object.assign(this, { edits, keeper, saved: edits.state, steps: [], timer: null, stuck: false });
+    Object.assign(this, { edits, keeper, settle, saved: edits.state, steps: [], timer: null, conflict: false });
     this.told = h("span", {});
     this.choices = h("span", { class: "choices" });
     this.root = h("p", { class: "saving", role: "status" }, this.told, this.choices);
     edits.listeners.push(() => {
-      this.#say("Not saved yet");
+      if (!this.conflict) this.#say("Not saved yet");
       clearTimeout(this.timer);
       this.timer = setTimeout(() => this.flush(), edits.past.at(-1)?.kind ? TYPED_MS : WAIT_MS);
     });
@@ -52,13 +58,23 @@ export class Saving {
       if (this.dirty) this.flush(), event.preventDefault();
     };
     addEventListener("beforeunload", leave, { signal });
+    // A telephone ends a page that nobody sees without a question.
+    document.addEventListener("visibilitychange", () => document.hidden && (settle(), this.flush()), { signal });
   }
 
   get dirty() {
     return this.edits.state !== this.saved;
   }
 
-  // Saves now. Resolves when nothing is left to save or it has failed.
+  // Saves what is being typed too, for at most `SETTLE_MS`. Throws if that is not done by then.
+  async settled() {
+    this.settle();
+    await Promise.race([this.flush(), new Promise((resolve) => setTimeout(resolve, SETTLE_MS))]);
+    if (this.conflict) throw new Error("Choose first which version is to be kept.");
+    if (this.dirty) throw new Error("The corrections are not saved yet: try again once they are.");
+  }
+
+  // Saves now. Resolves when nothing is left to save, it has failed, or which version is to be kept is not decided.
   flush() {
     clearTimeout(this.timer);
     return (this.running = (this.running || Promise.resolve()).then(() => this.#save()));
@@ -73,6 +89,7 @@ export class Saving {
   }
 
   async #save() {
+    if (this.conflict) return;
     if (!this.dirty) return this.#say(this.edits.past.length + this.edits.future.length ? "Saved" : "");
     const saved = { saved: this.edits.state, steps: [...this.edits.past] };
     this.#say("Saving");
@@ -83,10 +100,10 @@ export class Saving {
       this.#say("Saved");
     } catch (error) {
       if (error.name === "AbortError") return;
-      const conflict = error.status === 412;
+      const conflict = (this.conflict = error.status === 412);
       this.#say(conflict ? "Somebody else has saved another version meanwhile." : `Not saved: ${error.message}`, [
         ...(conflict ? [["Show theirs", () => this.#take()]] : []),
-        [conflict ? "Keep mine" : "Try again", () => this.flush()],
+        [conflict ? "Keep mine" : "Try again", () => ((this.conflict = false), this.flush())],
       ]);
     }
   }
@@ -94,12 +111,12 @@ export class Saving {
   // Theirs, which `keeper.load` has read since: mine are a step back.
   async #take() {
     const theirs = await this.keeper.load();
+    this.conflict = false;
     this.edits.do(theirs ? this.edits.unpacked(theirs) : this.edits.original, "Took the other version");
   }
 
   // `choices` are what the user can do about corrections that are not saved.
   #say(text, choices = []) {
-    this.stuck = choices.length > 0;
     this.told.textContent = text;
     this.root.classList.toggle("bad", choices.length > 0);
     this.choices.replaceChildren(...choices.map(([name, run]) => h("button", { type: "button", onclick: run }, name)));

@@ -115,6 +115,7 @@ export class Transcript {
     for (const span of this.spans) span.classList.remove("found");
     const [first, last] = this.hits[number];
     for (let n = first; n <= last; n++) this.spans[n].classList.add("found");
+    this.#stopAt(first);
     this.#show(first, "instant");
   }
 

@@ -2,10 +2,10 @@
 import { docx } from "./docx.js";
 import { button, clock, h } from "./dom.js";
 import { Editor } from "./editor.js";
-import { Edits } from "./edits.js";
+import { Edits, shortened } from "./edits.js";
 import { md, srt, txt, vtt } from "./formats.js";
 import { menu } from "./menu.js";
-import { modelOf, segmentsOf, spacedIn } from "./model.js";
+import { lastUpTo, modelOf, segmentsOf, spacedIn } from "./model.js";
 import { Names } from "./names.js";
 import { people } from "./people.js";
 import { Player } from "./player.js";
@@ -47,7 +47,7 @@ export class Viewer {
     const sound = Object.fromEntries(["seek", "toggle", "pause", "back"].map((name) => [name, (...given) => this.player[name](...given)]));
     this.text = new Transcript(this.names, {
       ...sound,
-      edit: (n) => this.editor.open(Math.min(n, this.text.spans.length - 1)),
+      edit: (n) => this.#edit(n),
       speaker: (...given) => this.#give(...given),
     });
     this.editor = new Editor(this.text, {
@@ -55,6 +55,7 @@ export class Viewer {
       correct: (index, text) => this.#correct(index, text),
       everywhere: (index, text) => this.#everywhere(index, text),
       remembers: Boolean(remember),
+      signal,
       split: (index, text, letters) => this.#correct(index, text) && this.#split(index, letters),
     });
     this.player.ontime = (at, playing) => this.text.at(at, playing);
@@ -72,7 +73,7 @@ export class Viewer {
 
   close() {
     this.editor.save(false);
-    this.saving.flush();
+    this.saving.flush(); // goes on behind another recording
     this.player.stop();
     this.closed.abort();
   }
@@ -93,6 +94,14 @@ export class Viewer {
   }
 
   // -- corrections -----------------------------------------------------------------------------------
+
+  // Opens the field of a word, which has another number where one that was open has changed the words before.
+  #edit(n) {
+    const start = this.model.words[n]?.start;
+    this.editor.save(false);
+    if (this.model.words[n]?.start !== start) n = Math.max(0, lastUpTo(this.text.starts, start));
+    this.editor.open(n);
+  }
 
   // Returns whether the segment is still there.
   #correct(index, text) {
@@ -149,6 +158,7 @@ export class Viewer {
     const place = text.model?.words[focused?.matches(".name") ? word : text.cursor]?.start;
     this.model = modelOf(this.data, edits.state.segments);
     text.show(this.model);
+    this.selection.root.hidden = true; // its words have other numbers
     if (focused && place !== undefined) text.focusAt(place);
     if (focused?.matches(".name")) text.focusName(text.cursor);
     this.people.show(this.model.speakers);
@@ -191,7 +201,7 @@ export class Viewer {
   #build(downloads) {
     const { model, edits } = this;
     const saved = ([name, make]) => [KINDS[name], this.#told(async () => {
-      if (name !== "recording") await this.saving.flush();
+      if (name !== "recording") await this.saving.settled();
       return save(await make(), filename(this.title, name));
     })];
     const copied = this.#told(() => navigator.clipboard.writeText(this.file("txt")).then(() => "Copied."));
@@ -199,7 +209,7 @@ export class Viewer {
     this.seeking = search(this.text, (...given) => this.#replace(...given));
     this.undoing = button("↶", () => edits.undo(), { class: "small", "aria-label": "Undo" });
     this.redoing = button("↷", () => edits.redo(), { class: "small", "aria-label": "Redo" });
-    const earlier = button("Versions", this.#told(() => this.saving.flush().then(() => this.versions.open())));
+    const earlier = button("Versions", this.#told(() => this.saving.settled().then(() => this.versions.open())));
     const editing = button("Edit", () => {
       this.text.editing = !this.text.editing;
       editing.setAttribute("aria-pressed", String(this.text.editing));
@@ -220,8 +230,9 @@ export class Viewer {
   // Undo and redo, but of letters where somebody writes: names are corrections, other fields have their own.
   #pressed(event) {
     const written = event.target.closest?.(":read-write:not(.person input), dialog");
-    if (written || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
-    if (this.editor.index >= 0) this.editor.field.focus(), document.execCommand("undo");
+    const z = event.key.toLowerCase() === "z" || (event.code === "KeyZ" && !/[a-z]/i.test(event.key));
+    if (written || !(event.ctrlKey || event.metaKey) || !z) return;
+    if (this.editor.index >= 0) this.editor.field.focus(), document.execCommand(event.shiftKey ? "redo" : "undo");
     else if (event.shiftKey) this.edits.redo();
     else this.edits.undo();
     event.preventDefault();
@@ -230,7 +241,7 @@ export class Viewer {
 
 function toldOf(pairs) {
   const told = pairs.map(([heard, meant]) => `${heard} → ${meant || "nothing"}`).join(", ");
-  return told.length > 90 ? `${told.slice(0, 89)}…` : told;
+  return told.length > 90 ? `${shortened(told, 89)}…` : told;
 }
 
 function warned(notices) {

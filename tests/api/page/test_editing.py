@@ -200,6 +200,107 @@ def test_two_who_correct_the_same_text_are_told(browser, tone) -> None:
         assert corrected(fake).segments[0].text == " Mine." and len(job.saved[-1]["segments"]) == 5
 
 
+def test_a_version_of_somebody_else_waits_for_an_answer_whatever_is_done_meanwhile(
+    browser, tone
+) -> None:
+    fake = Fake(tone, walk(), recordings=1)
+    with (
+        running(fake.app) as url,
+        browsing.watched(browser, f"{url}/#job-1", refusals=True) as page,
+    ):
+        page.locator(".viewer").wait_for()
+        job = fake.jobs["job-1"]
+        theirs = {"segments": [0, 1, 2], "names": {}, "merged": {}, "note": "shorter"}
+        job.saved.append(theirs)
+        correct(page, "Good", "Mine.")
+        question = page.get_by_text("Somebody else has saved another version meanwhile.")
+        question.wait_for()
+        correct(page, "did.", "Mine too.")
+        for button in ("Versions", "Download"):
+            page.get_by_role("button", name=button, exact=True).click()
+            if button == "Download":
+                page.get_by_role("menuitem", name="(.txt)").click()
+            page.get_by_text("Choose first which version is to be kept.").wait_for()
+        page.wait_for_timeout(1500)  # longer than a correction waits
+        assert job.saved == [theirs] and question.is_visible()
+        page.get_by_role("button", name="Keep mine").click()
+        saved(page)
+        assert corrected(fake).segments[0].text == " Mine." and "Mine too." in said(page)
+
+
+def test_corrections_that_cannot_be_saved_yet_are_not_left_without_a_question(
+    browser, tone
+) -> None:
+    fake, refused = Fake(tone, walk(), recordings=2), list[str]()
+
+    def refuse(route: Any) -> None:
+        if route.request.method != "PUT":
+            return route.continue_()
+        refused.append(route.request.url)
+        error = {"error": {"message": "loading", "code": "not_ready", "type": "server_error"}}
+        return route.fulfill(status=503, json=error)
+
+    with (
+        running(fake.app) as url,
+        browsing.watched(browser, f"{url}/#job-1", refusals=True) as page,
+    ):
+        page.locator(".viewer").wait_for()
+        page.route("**/corrections", refuse)
+        double_click(page, "morning")
+        page.keyboard.type("evening")  # in a field that is open still
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        with page.expect_event("dialog", timeout=20_000):
+            page.evaluate("location.hash = 'job-2'")
+        page.wait_for_url("**/#job-1")
+        assert "Good evening" in said(page) and refused
+        page.unroute("**/corrections")
+        saved(page)
+        page.evaluate("location.hash = 'job-2'")  # without one
+        page.wait_for_url("**/#job-2")
+        assert first_text(fake).startswith(" Good evening")
+
+
+def test_a_note_never_ends_within_a_letter(browser, tone) -> None:
+    fake = Fake(tone, walk(), recordings=1)
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator(".viewer").wait_for()
+        for first in ("", "a", "aa"):
+            correct(page, "thanks", first + "\U0001f600" * 120 + " thanks")
+            saved(page)
+        assert all(len(note) <= 200 and note.isprintable() for note in notes(fake))
+
+
+def test_a_second_word_is_the_one_that_was_meant_while_a_field_is_open(browser, tone) -> None:
+    fake = Fake(tone, walk(), recordings=1)
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator(".viewer").wait_for()
+        double_click(page, "thanks")
+        page.keyboard.type("many many thanks")  # two more words, before those below
+        page.locator(".w", has_text="drains").dblclick()
+        page.keyboard.type("flows")
+        page.keyboard.press("Enter")
+        saved(page)
+        assert "Good morning, many many thanks for" in said(page) and "it flows well" in said(page)
+
+
+def test_two_windows_of_a_report_do_not_replace_each_other(browser, tmp_path) -> None:
+    path = tmp_path / "r.html"
+    path.write_text(render_page(walk(), "call.mp3", Sound(None, "nothing to play")), "utf-8")
+    with browsing.watched(browser, path.as_uri()) as page:
+        other = page.context.new_page()
+        other.goto(path.as_uri())
+        correct(other, "Good", "Theirs.")
+        saved(other)
+        correct(page, "did.", "Mine.")
+        page.get_by_role("button", name="Show theirs").click()
+        saved(page)
+        assert "Theirs." in said(page) and "Mine." not in said(page)
+        page.keyboard.press("Control+z")
+        saved(page)
+        page.reload()
+        assert "Mine." in said(page)
+
+
 def test_a_server_that_is_away_gets_the_corrections_later(browser, tone) -> None:
     fake = Fake(tone, walk(), recordings=1)
 
@@ -468,7 +569,7 @@ def test_a_correction_is_made_everywhere_and_remembered(browser, tone) -> None:
     fake = Fake(tone, transcript(SPOKEN), recordings=1)
 
     def kept(context: Any) -> None:
-        before = {"names": "Zoë, Berlin", "replacements": "um =>\nCUBE  netties => Cubes"}
+        before = {"terms": "Zoë\nBerlin", "replacements": "um =>\nCUBE  netties => Cubes"}
         stored = json.dumps(json.dumps(before))
         context.add_init_script(
             f"localStorage.length || localStorage.setItem('forescribe.settings', {stored})"
@@ -476,7 +577,7 @@ def test_a_correction_is_made_everywhere_and_remembered(browser, tone) -> None:
 
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1", before=kept) as page:
         page.locator(".viewer").wait_for()
-        assert page.locator("#terms").input_value() == "Zoë\nBerlin", "of an earlier version"
+        assert page.locator("#terms").input_value() == "Zoë\nBerlin"
         page.locator(".w", has_text="netties").first.dblclick()
         page.locator(".editor textarea").fill("The Kubernetes cluster, cube netties' nodes.")
         page.get_by_role("button", name="Everywhere, and remember").click()

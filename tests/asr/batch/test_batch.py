@@ -525,7 +525,10 @@ def test_what_was_decoded_of_a_recording_is_kept_until_it_has_its_results() -> N
         return statuses(results)
 
     assert ended(Keeper("01.wav")) == {"succeeded": 1, "cancelled": 2}
-    assert len(list(Path("out").glob(".forescribe-*.windows"))) == 1
+    (kept,) = Path("out").glob(".forescribe-*.windows")
+    with kept.open("a") as lines:
+        lines.write('7\n{"of": "x"}\n{"k": 1}\n')
+        lines.write(json.dumps({"of": json.loads(kept.read_text().split("\n")[1])["of"], "k": 1}))
     assert ended(Keeper("01.wav"), settings="other") == {"succeeded": 1, "cancelled": 2}
     assert not any("goes on" in text for text in told)  # of other settings
     keeper = Keeper("none")
@@ -533,6 +536,9 @@ def test_what_was_decoded_of_a_recording_is_kept_until_it_has_its_results() -> N
     assert keeper.found == {str(names[0]): 0, str(names[1]): 1, str(names[2]): 0}
     assert f"{names[1]}: goes on, as 1 s of it are decoded" in told
     assert list(Path("out").glob(".forescribe-*")) == []
+    (folder := kept).mkdir()  # costs a resumption and no recording
+    assert ended(Keeper("none"), overwrite=True) == {"succeeded": 3}
+    folder.rmdir()
     assert ended(Keeper("01.wav"), overwrite=True) == {"succeeded": 1, "cancelled": 2}
     keeper = Keeper("none")
     assert ended(keeper, overwrite=True) == {"succeeded": 3}

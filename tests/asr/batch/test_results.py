@@ -222,6 +222,25 @@ def test_a_json_that_was_edited_is_believed_and_a_damaged_one_is_not(out) -> Non
     assert (found["00.txt"], found["01.txt"]) == ("mine\n", f"{text_of('calls/01.wav')}\n")
 
 
+@pytest.mark.parametrize("changed", ["settings", "content"])
+def test_an_edited_json_of_another_run_is_kept_and_no_format_is_written_from_it(
+    out, changed
+) -> None:
+    (name,) = calls(1)
+    out.run(formats="json,txt")
+    mine = out.files()["00.json"].replace(text_of(name), "mine")
+    out.edit("00.json", mine)
+    options = {"settings": "0"} if changed == "settings" else {}
+    if changed == "content":
+        write_wav(Path(name), 0.3, 77)
+    out.run(formats="json,txt", **options)
+    for formats in ("srt", "json,srt,txt"):
+        out.run(formats=formats, **options)
+    found = out.files()
+    assert found["00.json"] == mine and found["00.txt"] == f"{text_of(name)}\n"
+    assert text_of(name) in found["00.srt"] and out.batch(formats="json,srt", **options).todo == []
+
+
 def test_why_a_recording_is_decoded_again_is_told(out) -> None:
     def told(**options: Any) -> list[str]:
         notices: list[str] = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forescribe.asr.audio.inputs import Resumable
 from forescribe.asr.audio.reading import open_audio
+from forescribe.asr.decode import recording as recording_module
 from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.planned import Group, planned, restored
@@ -228,6 +229,22 @@ def test_windows_that_an_earlier_run_has_cut_elsewhere_are_refused(transcriber, 
     other = replace(options, vad=False)
     (outcome,) = transcriber.transcribe([file], other)
     assert "an earlier run has cut it elsewhere: --overwrite" in str(outcome.error)
+
+
+def test_a_window_that_failed_is_decoded_again(transcriber, tmp_path, monkeypatch) -> None:
+    """Its reason may pass; and a recording all of whose windows fail is no silent one the next time."""
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(recording(110)))
+    file = Resumable(str(path), tmp_path / "a.windows", "this")
+    options = Options(guards=Guards(temperatures=(0.0,)))
+    broken = monkeypatch.context()
+    with broken as patch:
+        patch.setattr(recording_module, "decoded_of", lambda *_: 1 / 0)
+        (outcome,) = transcriber.transcribe([file], options)
+    assert outcome.error is not None and file.windows() == []
+    (outcome,) = transcriber.transcribe([file], options)
+    (plain,) = transcriber.transcribe([file.path], options)
+    assert alike(said(outcome), said(plain))
 
 
 def test_a_disk_that_is_full_costs_a_resumption_and_no_recording(transcriber, tmp_path) -> None:
