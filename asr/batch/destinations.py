@@ -67,13 +67,7 @@ class Folder(Destination):
         return (self.folder / name).is_file()
 
     def read(self, name: str) -> bytes:
-        path = self.folder / name
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise OutputError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        return (self.folder / name).read_bytes()
 
     def put(self, name: str, data: bytes) -> None:
         path = self.folder / name

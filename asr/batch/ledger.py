@@ -133,7 +133,7 @@ class Destination:
         return False
 
     def read(self, name: str) -> bytes:
-        """The content of a file that exists. Raises FileNotFoundError, OutputError, LocatedError."""
+        """The content of a file. Raises OSError, LocatedError."""
         raise FileNotFoundError(name)
 
     def put(self, name: str, data: bytes) -> None:
@@ -209,9 +209,10 @@ class Ledger:
         """Whether a file exists that holds something else than what was written to it."""
         written = self.hash(output)
         try:
-            return written is not None and written != sha256(self.destination.read(output))
-        except FileNotFoundError:
-            return False
+            data = b"" if written is None else self.destination.read(output)
+        except OSError:
+            return self.destination.exists(output)  # what cannot be read is not replaced either
+        return written is not None and written != hashlib.sha256(data).hexdigest()
 
     def stands(self, path: str, outputs: Sequence[str], settings: str) -> Record | None:
         """The record of a recording whose results are in these files, all of which exist, made with these
@@ -282,11 +283,6 @@ class Ledger:
                 names = self._names.setdefault(record.source, {})
                 names.pop(stem, None)
                 names[stem] = None
-
-
-def sha256(data: bytes) -> str:
-    """Hash bytes, in hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def content_hash(path: str) -> str | None:

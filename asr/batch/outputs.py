@@ -27,16 +27,7 @@ from ..formats.transcript import UNREADABLE, Transcript
 from ..storage.locations import STDIN, Location, Source, identity, is_url
 from ..storage.stores import Stores
 from .destinations import Bucket, Folder, Stdout
-from .ledger import (
-    KEPT,
-    Destination,
-    Ledger,
-    Record,
-    content_hash,
-    file_version,
-    result_fields,
-    sha256,
-)
+from .ledger import KEPT, Destination, Ledger, Record, content_hash, file_version, result_fields
 
 if TYPE_CHECKING:
     from ..decode.results import Outcome
@@ -150,7 +141,7 @@ class Outputs:
         name = self.json(source)
         try:
             return Transcript.from_dict(json.loads(self.ledger.destination.read(name)))
-        except (FileNotFoundError, *UNREADABLE) as error:
+        except (OSError, *UNREADABLE) as error:
             raise OutputError(f"{name} is no transcript any more: --overwrite") from error
 
     def write(
@@ -177,7 +168,7 @@ class Outputs:
             ledger.destination.put(name, text)
         hashes = {name: ledger.hash(name) for name in names}
         hashes |= {name: ledger.kept_hash(name, mark) for name in kept}
-        hashes |= {name: sha256(text) for name, text in texts.items()}
+        hashes |= {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
         return Written(tuple(names), kept, {name: own for name, own in hashes.items() if own})
 
     def settle(self, source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import pytest
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.destinations import Folder
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.batch.ledger import Ledger, sha256
+from forescribe.asr.batch.ledger import Ledger
 from forescribe.asr.batch.outputs import CHANGED, LACKING, OTHER_JSON, OTHERS, RecordingResult
 from forescribe.asr.errors import AudioError
 from forescribe.asr.storage.locations import Location
@@ -267,7 +268,10 @@ def test_an_edited_file_of_which_a_killed_run_knew_is_kept(tmp_path) -> None:
     first = Ledger(Folder(tmp_path))
     (tmp_path / "a.txt").write_text("mine")
     (tmp_path / "a.srt").write_text("ours, new")
-    hashes = {"a.txt": sha256(b"ours"), "a.srt": sha256(b"ours, old")}
+    hashes = {
+        "a.txt": hashlib.sha256(b"ours").hexdigest(),
+        "a.srt": hashlib.sha256(b"ours, old").hexdigest(),
+    }
     made = first.record("a.wav", status="succeeded", outputs=tuple(hashes), fingerprint="one")
     with first.locked():
         first.add(replace(made, hashes=hashes))
