@@ -110,7 +110,7 @@ def test_a_fault_of_ours_is_told_without_its_cause_and_logged_without_its_words(
 ) -> None:
     client = service()
     monkeypatch.setattr(
-        "forescribe.api.routers.operations._tells_speakers", lambda settings: 1 / 0 or "secret"
+        "forescribe.api.routers.operations._speech_model", lambda *_: 1 / 0 or "secret"
     )
     with caplog.at_level("INFO", "forescribe.api"):
         answer = client.get("/v1/models", headers={"x-request-id": "mine"})
