@@ -11,7 +11,6 @@ Knows names, files and formats; nothing of how recordings are transcribed.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +37,7 @@ STDOUT = "-"
 OTHERS = "results of other options or another model are replaced"
 OTHER_JSON = "the JSON there is of other options or another model"
 CHANGED = "the recording has changed"
-LACKING = "a format is missing, and no JSON of these settings is there to write it from"
+LACKING = "a format is missing, and there is no JSON to write it from"
 """Why a recording that has results is decoded again."""
 
 LONGEST = 249
@@ -140,28 +139,23 @@ class Outputs:
         """What a recording's JSON holds. Raises OutputError for one that cannot be read, LocatedError."""
         name = self.json(source)
         try:
-            return Transcript.from_dict(json.loads(self.ledger.destination.read(name)))
+            return Transcript.read(self.ledger.destination.read(name))
         except (OSError, *UNREADABLE) as error:
             raise OutputError(f"{name} is no transcript any more: --overwrite") from error
 
     def write(
-        self,
-        source: str,
-        transcript: Transcript,
-        mark: str | None = None,
-        *,
-        overwrite: bool = False,
+        self, source: str, transcript: Transcript, mark: str | None = None, *, anew: bool = False
     ) -> Written:
         """Write the transcript in the formats that do not stand with this fingerprint, and keep those that
-        were edited; with `overwrite` in all. Every format is rendered before the first file appears, and
+        were edited; with `anew` in all. Every format is rendered before the first file appears, and
         every file appears whole. Hold the ledger's lock from `settle` until the record is written. Raises
         OutputError and LocatedError."""
         ledger, names = self.ledger, self.names(source)
-        kept = () if overwrite else tuple(filter(ledger.edited, names))
+        kept = () if anew else tuple(filter(ledger.edited, names))
         texts = {
             name: rendered(format_, transcript, self.stems[source])
             for name, format_ in zip(names, formats(self.formats, self.rules), strict=True)
-            if name not in kept and (overwrite or not ledger.holds(name, mark))
+            if name not in kept and (anew or not ledger.holds(name, mark))
         }
         ledger.replacing(source, texts, mark)
         for name, text in texts.items():
@@ -247,7 +241,7 @@ class Writer:
                     try:
                         self.outputs.settle(source.path)
                         made = self.outputs.write(
-                            source.path, transcript, mark, overwrite=self.overwrite
+                            source.path, transcript, mark, anew=self.overwrite
                         )
                         written = made if self.outputs.where is not None else Written()
                     except ForescribeError as refused:

@@ -159,12 +159,19 @@ class Transcript:
     def load(cls, path: str | os.PathLike[str]) -> Transcript:
         """Read a transcript from its JSON. Raises UsageError for a file that is none."""
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.read(Path(path).read_bytes())
         except OSError as error:
             raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from error
         except UNREADABLE as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else one_line(str(error))
             raise UsageError(f"{str(path)!r} is not a transcript of this program: {why}") from error
+
+    @classmethod
+    def read(cls, data: bytes) -> Transcript:
+        """Read its JSON. Where the text of a segment was edited by hand, its words are those of the text.
+        Raises one of `UNREADABLE`."""
+        made = cls.from_dict(json.loads(data))
+        return replace(made, segments=tuple(map(_followed, made.segments)))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Transcript:
@@ -243,6 +250,14 @@ def _reworded(words: Sequence[Word], wrong: str, right: str) -> Iterator[Word]:
         run = []
 
 
+def _followed(segment: Segment) -> Segment:
+    """With the words of its text, in the time of those it has, where the text holds others."""
+    words = segment.words
+    if not words or "".join(word.text for word in words).split() == segment.text.split():
+        return segment
+    return replace(segment, words=tuple(_shared_out(words, segment.text)))
+
+
 def _shared_out(run: Sequence[Word], text: str) -> Iterator[Word]:
     """The words of `text` in the time of `run`, by their lengths."""
     first, start, at = run[0], run[0].start_sample, 0
@@ -304,19 +319,16 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
 
 def _segment_from_dict(data: object) -> Segment:
     fields = _Fields(data)
-    text, words = fields("text", str), fields("words", list, None)
-    words = words and tuple(map(_word_from_dict, words))
-    if words and "".join(word.text for word in words).split() != text.split():  # edited by hand
-        words = tuple(_shared_out(words, text))
+    words = fields("words", list, None)
     return Segment(
         id=fields("id", int),
         window=fields("window", int),
         window_sample=fields.sample("window_start"),
         **fields.place(),
-        text=text,
+        text=fields("text", str),
         tokens=tuple(map(int, fields("tokens", list))),
         **{name: fields(name, float, None) for name in FIGURES},
-        words=None if words is None else tuple(words),
+        words=None if words is None else tuple(map(_word_from_dict, words)),
         speaker=fields("speaker", str, None),
         speaker_confidence=fields("speaker_confidence", float, None),
         doubt=fields("doubt", str, None),

@@ -284,7 +284,7 @@ def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None
     done = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt,srt", "--dry_run")
     assert (done.status, done.err) == (
         0,
-        "note calls/a.wav: decoded again (a format is missing and there is no JSON to write it from)\n",
+        "note calls/a.wav: decoded again (a format is missing, and there is no JSON to write it from)\n",
     )
     assert sorted(done.out.splitlines()) == [
         "calls/a.wav -> out/a .txt .srt",
