@@ -28,7 +28,7 @@ from benchmarks.replay import Stages
 from forescribe.api.app import create_app
 from forescribe.api.http.protocols import HttpProtocol, SocketProtocol
 from forescribe.api.process import Failure
-from forescribe.api.settings import Settings
+from forescribe.api.settings import NO_DIARIZER, Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.options import Options
@@ -54,7 +54,7 @@ def application(transcriber: Transcriber, most: int, stages: Stages | None = Non
     """The service on a free port of this machine, for up to `most` clients; its address."""
     failures = list[Failure]()
     given: dict[str, Any] = {"max_requests": 2 * most, "max_streams": most}
-    settings = Settings(model="replayed", jobs=False, drain_s=0.0, **given)
+    settings = Settings(model="replayed", jobs=False, diarizer=NO_DIARIZER, drain_s=0.0, **given)
     speech = Serving(settings, lambda: transcriber, _no_speakers)
     app = create_app(settings, speech, failed=failures.append)
     with socket.socket() as listening:
