@@ -13,9 +13,9 @@ WORKDIR /build
 RUN python -m venv /opt/forescribe
 ENV PATH=/opt/forescribe/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# A layer of gigabytes, which changes only with pyproject.toml and constraints.txt. Without CUDA it is a third of
-# that: --build-arg PIP_INDEX_ARGUMENTS="--extra-index-url ADDRESS" with an index of torch's builds for CPUs,
-# and TORCH="torch==2.13.0+cpu torchaudio==2.11.0+cpu", or the versions that it has.
+# A layer of gigabytes, which changes only with pyproject.toml and constraints.txt. It is meant to be smaller
+# without CUDA, which nobody has built yet: --build-arg PIP_INDEX_ARGUMENTS="--extra-index-url ADDRESS" with an
+# index of torch's builds for CPUs, and TORCH="torch==VERSION torchaudio==VERSION" with those that it has.
 ARG PIP_INDEX_ARGUMENTS="" TORCH=""
 COPY pyproject.toml constraints.txt ./
 COPY scripts/list_requirements.py scripts/

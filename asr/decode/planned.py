@@ -84,7 +84,7 @@ def restored(windows: Sequence[Mapping[str, Any]]) -> Kept:
     """Windows of a recording that were kept by themselves, each once and those that are whole, in order."""
     groups = dict[int, Group]()
     for window in windows:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # of another version
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # decoded again
             group = Group.from_dict(window)
             if all(decoded.index == group.k for decoded in group.decoded):
                 groups[group.k] = group
