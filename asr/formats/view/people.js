@@ -1,5 +1,6 @@
 // The speakers: their names, and which of them are one person.
 import { h } from "./dom.js";
+import { menu } from "./menu.js";
 
 // Returns {root, show(labels)}. `act` has `name(label, name)`, `named()` once a name is complete, `merge(from, into)`.
 export function people(names, act) {
@@ -14,13 +15,11 @@ export function people(names, act) {
   };
   const merging = (labels) => {
     const pairs = labels.flatMap((from) => labels.filter((into) => into !== from).map((into) => [from, into]));
-    const onchange = ({ target }) => act.merge(...pairs[target.value]);
-    const options = pairs.map(([from, into], n) => h("option", { value: n }, `${names.shown(from)} is ${names.shown(into)}`));
-    return h("select", { class: "merges", "aria-label": "Merge speakers", onchange }, h("option", {}, "Same person …"), options);
+    return menu("Same person", pairs.map((pair) => [pair.map((label) => names.shown(label)).join(" is "), () => act.merge(...pair)]), "merges");
   };
   const show = (labels) => {
     const { activeElement: focused } = document;
-    const again = root.contains(focused) && (focused.dataset.label ? `[data-label="${CSS.escape(focused.dataset.label)}"]` : ".merges");
+    const again = root.contains(focused) && (focused.dataset.label ? `[data-label="${CSS.escape(focused.dataset.label)}"]` : ".merges .opens");
     if (labels.join("\n") !== drawn) {
       drawn = labels.join("\n");
       root.replaceChildren(...labels.map(person), ...(labels.length > 1 ? [merging(labels)] : []));

@@ -86,11 +86,18 @@ export class Viewer {
 
   #corrected() {
     const { data, edits, names } = this;
+    const near = (at) => data.segments.findLast(({ start }) => start <= at) || data.segments[0];
     const segments = this.model.segments.map(({ own, speaker, start, end, text }, id) => {
-      const old = data.segments[edits.places.get(own)] || { start, end, text, ...(own.words ? { words: own.words } : {}) };
-      return { ...old, id, ...(speaker ? { speaker: names.shown(speaker) } : {}) };
+      const made = () => (({ window, window_start }) => ({ window, window_start, start, end, text, tokens: [], words: own.words }))(near(start));
+      const old = data.segments[edits.places.get(own)] || made();
+      const who = speaker && { speaker: names.shown(speaker) };
+      return { ...old, id, ...who, ...(old.words && { words: old.words.map((word) => ({ ...word, ...who })) }) };
     });
-    return { ...data, text: segments.map(({ text }) => text).join("").trim(), segments };
+    const heard = new Set(data.segments.map(({ start, speaker }) => `${start} ${speaker || ""}`));
+    const named = this.model.segments.every(({ start, speaker }) => heard.has(`${start} ${speaker || ""}`)); // at most
+    const said = segments.filter(({ speaker }) => speaker).map(({ start, end, speaker }) => ({ start, end, speaker }));
+    const turns = data.turns && (named ? data.turns.map((turn) => ({ ...turn, speaker: names.shown(turn.speaker) })) : said);
+    return { ...data, text: segments.map(({ text }) => text).join("").trim(), segments, ...(turns && { turns }) };
   }
 
   // -- corrections -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from forescribe.asr.errors import OutputError, UsageError
 from forescribe.asr.formats import report
 from forescribe.asr.formats.report import Reports, Sound, page_sound, render_page
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span, Word
+from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span, Turn, Word
 from forescribe.cli import main as command_line
 from forescribe.speculative.requests import Source
 from tests import browser as browsing
@@ -243,3 +243,24 @@ def test_doubtful_speakers_are_marked(tmp_path, browser) -> None:
     with browsing.watched(browser, path.as_uri()) as opened:
         doubts = opened.locator(".doubt").all_inner_texts()
         assert len(doubts) == 1 and doubts[0].endswith("doubtful (confidence 42 %).")
+
+
+def test_the_turns_of_a_json_follow_its_corrections(tmp_path, browser) -> None:
+    told = spoken("Good morning all", "bye", speakers=("Speaker A", "Speaker B"))
+    heard = (Turn(0, 52_000, "Speaker A"), Turn(40_000, 64_000, "Speaker B"))
+    path = tmp_path / "r.html"
+    path.write_text(render_page(replace(told, turns=heard), "call", SILENCE), "utf-8")
+
+    def turns() -> list[tuple[float, float, str]]:
+        opened.get_by_role("button", name="Download", exact=True).click()
+        with opened.expect_download() as waiting:
+            opened.get_by_role("menuitem", name=".json)").click()
+        read = Transcript.load(waiting.value.path())
+        return [(turn.start, turn.end, turn.speaker) for turn in read.turns]
+
+    with browsing.watched(browser, path.as_uri()) as opened:
+        opened.get_by_label("Name of Speaker A").fill("Ann")
+        assert turns() == [(0.0, 3.25, "Ann"), (2.5, 4.0, "Speaker B")]
+        opened.get_by_role("button", name="Same person").click()
+        opened.get_by_role("menuitem", name="Ann is Speaker B").click()
+        assert turns() == [(0.0, 3.0, "Ann"), (3.0, 4.0, "Ann")]
