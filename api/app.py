@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,9 @@ from .text.serving import TextServing
 
 if TYPE_CHECKING:
     from .jobs.service import Jobs
+
+THREADS = 32
+"""That wait for disks and for what others share; asyncio's default is six where there are two processors."""
 
 
 def create_app(
@@ -103,6 +107,8 @@ def _application(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="request")
+        asyncio.get_running_loop().set_default_executor(threads)
         for engine in engines:
             engine.start()
         watchdog.start()

@@ -85,9 +85,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)  # 0 selects a free port
     ssl_certfile: Path | None = None  # certificate for https, in PEM
     ssl_keyfile: Path | None = None  # its key; unset: in the same file
-    wyoming: str | None = (
-        None  # [address:]port for Home Assistant, without keys: trusted networks only
-    )
+    wyoming: str | None = None  # [address:]port for Home Assistant; no keys: trusted networks only
     open_to_all: bool = False  # allow other machines without API keys
     allowed_hosts: Hosts = ()  # further host names of this server: `asr.lan`, `*.lan`, `*`
     allowed_origins: Origins = ()  # origins whose pages may call it: `https://app.lan`

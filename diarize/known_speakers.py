@@ -209,9 +209,7 @@ def match_voices(
     usable = [speaker for speaker in known if speaker.encoder == encoder]
     if not voiced or not usable:
         return []
-    cosines = np.array(
-        [[float(vector @ k.vector) for k in usable] for _, vector in voiced]
-    )  # [V, K]
+    cosines = np.array([[float(v @ k.vector) for k in usable] for _, v in voiced])  # [V, K]
     found, free = list[Match](), np.ones(cosines.shape, bool)
     for place in np.argsort(-cosines, axis=None, kind="stable"):
         row, column = divmod(int(place), len(usable))

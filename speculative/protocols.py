@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from .requests import Request
 from .rounds.choice import Allowed, Choice
 from .rows import Rows, RowState
-from .types import Chain, Draft, Level, Paths, Prefilled, Prefix, Scores, Verdict
+from .types import Chain, Draft, Level, Paths, Prefilled, Prefix, Scores, States, Verdict
 
 
 class Processor(Protocol):
@@ -47,11 +47,7 @@ class Model(Protocol):
         """Allocates the cache for `batch` rows of `slots` token slots, zeroed."""
 
     def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None = None
     ) -> Prefilled:
         """Writes the prompts `tokens [K, P]` (right-padded) into `rows [K]`. With `nodes [K, M]` the logits
         are those of these positions alone. Without, a family may leave them out: those of a long prompt take
@@ -68,7 +64,7 @@ class Model(Protocol):
 class StackedModel(Model, Protocol):
     """A model whose prefill can be captured, as its encoder states are one tensor. Optional."""
 
-    def stacked(self, encoder_states: Sequence[Any]) -> Tensor:
+    def stacked(self, encoder_states: States) -> Tensor:
         """The encoder states `[K, S, D]` of requests."""
 
     def prefill_stacked(
@@ -88,7 +84,7 @@ class EmbeddingModel(Model, Protocol):
     def embedded(
         self,
         tokens: Tensor,
-        encoder_states: Sequence[Any],
+        encoder_states: States,
         embed: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor | None:
         """The embeddings `[K, P, D]` of prompts `tokens [K, P]` with those of their requests in place; None

@@ -15,9 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+States = Sequence[Any]
+"""What requests bring for the encoder of a model, one for each."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
+from .reach import Reach
 from .tables import FOLDERS, META, PLACES
 
 Tx = sa.Connection
@@ -32,12 +33,15 @@ PROBES: Mapping[str, str] = MappingProxyType(
         "keepalives_idle": "10",
         "keepalives_interval": "5",
         "keepalives_count": "3",
-        "tcp_user_timeout": "20000",
+        "tcp_user_timeout": "10000",
     }
 )
 """How soon a connection to PostgreSQL counts as lost, in seconds and the last in milliseconds: by libpq's
 defaults a statement would wait 15 minutes for a server that a partition hides, and a silent connection two
 hours. The query of the URL takes precedence."""
+
+SLOW_S = 5.0
+"""Without an answer, until other requests for a connection are refused at once."""
 
 _AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
 """PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
@@ -63,8 +67,11 @@ class Database:
         may pass by itself: a server that is down, a full disk.
         """
         try:
-            engine = sa.create_engine(_address(url), pool_pre_ping=True)
-            if engine.dialect.name == "sqlite":
+            address = _address(url)
+            server = address.get_backend_name() != "sqlite"
+            given: dict[str, Any] = {"poolclass": _Pool} if server else {}
+            engine = sa.create_engine(address, pool_pre_ping=True, **given)
+            if not server:
                 event.listen(engine, "connect", _configure_sqlite)
             try:
                 _create_tables(engine)
@@ -140,6 +147,26 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+class _Pool(sa.QueuePool):
+    """Connections to a server; each answers before it is used."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._reach = Reach(_unanswered, lambda error: True, SLOW_S)
+
+    def connect(self) -> sa.PoolProxiedConnection:
+        """Raises OperationalError at once while others wait for the server."""
+        with self._reach.asking():
+            try:
+                return super().connect()
+            except sa.exc.TimeoutError as error:  # all are in use, and wait
+                raise _unanswered() from error
+
+
+def _unanswered() -> sa.exc.OperationalError:
+    return sa.exc.OperationalError(None, None, TimeoutError(), connection_invalidated=True)
 
 
 def database_time(tx: Tx) -> float:

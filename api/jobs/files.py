@@ -15,18 +15,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from forescribe.asr.errors import StorageError
 
 from ..errors import disk_errors
+from .reach import Reach
 
 if TYPE_CHECKING:
     from forescribe.asr.storage.store import Store
+
+T = TypeVar("T")
 
 JOBS = "jobs"
 """The folder of the jobs' folders in object storage."""
@@ -132,6 +136,8 @@ class ObjectFiles:
 
     def __init__(self, store: Store, root: Path, cache_bytes: int) -> None:
         self.objects, self.root = store, root
+        away = partial(StorageError, "the object storage does not answer")
+        self._reach = Reach(away, lambda error: getattr(error, "code", "") == away().code)
         with disk_errors():
             self.copies = Copies(root / "copies", cache_bytes)
         self.objects.create(IDENTITY, uuid4().hex.encode())
@@ -147,34 +153,40 @@ class ObjectFiles:
         if not isinstance(data, bytes):
             data.flush()
         given = data if isinstance(data, bytes) else Path(f"/proc/self/fd/{data.fileno()}")
-        self.objects.put(_key(job, name), given)
+        self._ask(self.objects.put, _key(job, name), given)
         return name
 
     def read(self, job: str, name: str) -> bytes:
         with _missing():
-            return self.objects.read(_key(job, name))
+            return self._ask(self.objects.read, _key(job, name))
 
     def local(self, job: str, name: str) -> Path:
         with _missing():
-            return self.copies.copy(name, lambda path: self.objects.fetch(_key(job, name), path))
+            fetch = partial(self._ask, self.objects.fetch, _key(job, name))
+            return self.copies.copy(name, fetch)
 
     def delete(self, job: str, name: str) -> None:
         self.copies.drop(name)
-        self.objects.delete(_key(job, name))
+        self._ask(self.objects.delete, _key(job, name))
 
     def delete_all(self, job: str) -> None:
-        for entry in self.objects.list(f"{JOBS}/{job}"):
+        for entry in self._ask(self.objects.list, f"{JOBS}/{job}"):
             self.copies.drop(entry.key.rpartition("/")[2])
-            self.objects.delete(entry.key)
+            self._ask(self.objects.delete, entry.key)
 
     def jobs(self) -> set[str]:
-        return {entry.key.split("/")[1] for entry in self.objects.list(JOBS)}
+        return {entry.key.split("/")[1] for entry in self._ask(self.objects.list, JOBS)}
 
     def probe(self) -> None:
         _probe(self.root)
         key = f"probes/{uuid4().hex}"
-        self.objects.put(key, b"\0")
-        self.objects.delete(key)
+        self._ask(self.objects.put, key, b"\0")
+        self._ask(self.objects.delete, key)
+
+    def _ask(self, act: Callable[..., T], *given: object) -> T:
+        """Raises StorageError at once while another request is not answered."""
+        with self._reach.asking():
+            return act(*given)
 
     def trim(self, idle_s: float = IDLE_S) -> None:
         self.copies.trim(idle_s)

@@ -58,7 +58,7 @@ KEYS_KEPT_S = 7 * 24 * 3600.0
 RETENTION_TICK_S = 60.0
 """Between two looks at what has expired."""
 
-PATIENCE_S = 30.0
+PATIENCE_S = 15.0
 """Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
 
 PLACES = 3

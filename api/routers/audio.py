@@ -33,14 +33,12 @@ from ..speech.forms import TranscriptionForm, TranslationForm, check_model, pars
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
 
-ANSWERS: dict[str, Any] = {
-    kind: {} for kind in ("application/json", "text/plain", "text/vtt", "text/event-stream")
-}
+ANSWERS = ("application/json", "text/plain", "text/vtt", "text/event-stream")
 """The media types of answers, for the OpenAPI description."""
 
 
 def _openapi(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[str, Any]:
-    return {**form_body(form), "responses": {"200": {"content": dict(ANSWERS)}}}
+    return {**form_body(form), "responses": {"200": {"content": {kind: {} for kind in ANSWERS}}}}
 
 
 @router.post("/transcriptions", openapi_extra=_openapi(TranscriptionForm))

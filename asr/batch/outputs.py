@@ -52,13 +52,9 @@ class Outputs:
     where: Path | Location | None  # the folder or the location; None for stdout
     ledger: Ledger
     formats: tuple[str, ...]
-    stems: dict[
-        str, str
-    ]  # of every recording the path of its files below `where`, without extension
+    stems: dict[str, str]  # by recording the path of its files below `where`, without extension
     rules: LineRules = PLAIN
-    owners: Mapping[str, str | None] = field(
-        default_factory=dict
-    )  # of stems, when they were chosen
+    owners: Mapping[str, str | None] = field(default_factory=dict)  # of stems as they were chosen
 
     @classmethod
     def plan(
@@ -223,9 +219,7 @@ class Writer:
     def is_unchanged(self, source: Source, content: str | None) -> bool:
         """Whether its results were made from bytes with this hash, with the same settings."""
         known = self.outputs.stands(source, self.settings)
-        return (
-            content is not None and known is not None and known.fingerprint == self._mark(content)
-        )
+        return bool(content and known and known.fingerprint == self._mark(content))
 
     def finished(
         self, source: Source, outcome: Outcome, content: str | None, version: str | None
@@ -279,9 +273,8 @@ class Writer:
         outputs, files = self.outputs, tuple(self.outputs.files(source))
         known = outputs.stands(source, self.settings)
         if known is None or not self.lacks(source):
-            return RecordingResult(
-                outputs.ledger.record(source.path, status="skipped"), files=files
-            )
+            record = outputs.ledger.record(source.path, status="skipped")
+            return RecordingResult(record, files=files)
         try:
             with outputs.ledger.locked():
                 transcript = outputs.transcript(source.path)

@@ -319,9 +319,8 @@ def _cut_at(
     if usable:
         return usable[-1][0]
     sums = probabilities[earliest - 1 : MAX_FRAMES - 1] + probabilities[earliest:MAX_FRAMES]
-    return (
-        earliest + len(sums) - 1 - int(np.argmin(sums[::-1]))
-    )  # of equal minima the last one, for fuller windows
+    # Of equal minima the last one, for fuller windows.
+    return earliest + len(sums) - 1 - int(np.argmin(sums[::-1]))
 
 
 def runs_of(frames: NDArray[np.bool_], step: int = 1, first: int = 0) -> list[Run]:

@@ -289,7 +289,7 @@ def _connection(location: Location, patience_s: float) -> Any:
     common: Any = {
         "client_options": {
             "connect_timeout": "10s",
-            "read_timeout": "60s",
+            "read_timeout": f"{min(60.0, patience_s):g}s",
             # Of the whole body: a long recording over a slow line. `read_timeout` finds dead connections.
             "timeout": "6h",
             "allow_http": endpoint.startswith("http://"),

@@ -29,11 +29,9 @@ for message in QUIET:
 try:
     import torch
     from pyannote.audio import Pipeline
-    from pyannote.audio.core.task import Problem, Resolution, Specifications
-    from pyannote.audio.models.segmentation import PyanNet
     from pyannote.audio.pipelines import SpeakerDiarization
     from pyannote.audio.utils import vbx
-    from pyannote.core import Annotation, SlidingWindow, SlidingWindowFeature
+    from pyannote.core import Annotation, SlidingWindowFeature
 except ImportError as missing:
     from forescribe.asr.errors import ModelError, how_to_install
 
@@ -48,14 +46,4 @@ torch.backends.cudnn.allow_tf32 = False
 # VBx prints a warning about convergence to stdout, which is for results.
 vars(vbx)["print"] = lambda *args: None
 
-__all__ = [
-    "Annotation",
-    "Pipeline",
-    "Problem",
-    "PyanNet",
-    "Resolution",
-    "SlidingWindow",
-    "SlidingWindowFeature",
-    "Specifications",
-    "SpeakerDiarization",
-]
+__all__ = ["Annotation", "Pipeline", "SlidingWindowFeature", "SpeakerDiarization"]

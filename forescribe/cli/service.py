@@ -28,9 +28,7 @@ class ServiceOptions:
     that are shown are those of `api.settings.Settings`."""
 
     host: str | None = opt(SERVICE, "ADDRESS", "Address to bind.", shown="127.0.0.1")
-    port: int | None = opt(
-        SERVICE, "PORT", "Port to bind; of a worker none, unless it is given.", shown="8000"
-    )
+    port: int | None = opt(SERVICE, "PORT", "Port to bind; a worker needs none.", shown="8000")
     data_dir: Path | None = opt(
         SERVICE,
         "FOLDER",
@@ -61,9 +59,7 @@ class ServeOptions(ServiceOptions):
         "Speech to text for Home Assistant too (Wyoming), as at 10300; on 127.0.0.1 unless an address is "
         "given. The protocol has no keys: trusted networks only.",
     )
-    workers: int | None = opt(
-        PERFORMANCE, "N", "Processes, one per GPU, starting with GPU 0.", shown="1"
-    )
+    workers: int | None = opt(PERFORMANCE, "N", "Processes, one per GPU, from GPU 0 on.", shown="1")
     idle_unload_s: float | None = opt(
         PERFORMANCE,
         "--idle-unload SECONDS",

@@ -12,7 +12,7 @@ rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from types import FunctionType
 from typing import Any, Generic, TypeVar
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..device import Device
 from ..protocols import StackedModel
-from ..types import Prefilled
+from ..types import Prefilled, States
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class PrefillRunner:
         self._states: Tensor | None = None  # [batch, S, D], which all graphs read
 
     def __call__(
-        self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any], nodes: Tensor | None
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None
     ) -> Prefilled:
         model = self._model
         states = model.stacked(encoder_states)

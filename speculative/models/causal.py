@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 
 from ..errors import LoadError, RequestError, one_line
 from ..requests import Request
-from ..types import Embedded
+from ..types import Embedded, States
 from .checkpoint import method_of
 from .plain import EXACT
 from .slot_model import SlotModel, chunk_mask, window_mask
@@ -157,7 +157,7 @@ class CausalModel(SlotModel):
     def embedded(
         self,
         tokens: Tensor,
-        encoder_states: Sequence[Any],
+        encoder_states: States,
         embed: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor | None:
         runs = [self.run_of(states, tokens.shape[1]) for states in encoder_states]

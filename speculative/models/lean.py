@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import embedding, layer_norm, rms_norm, scaled_dot_product_attention
 
 from ..errors import LoadError
-from ..types import Paths, Prefilled, Scores
+from ..types import Paths, Prefilled, Scores, States
 from .causal import FULL, SLIDING, CausalModel
 from .plain import EXACT, activation
 from .slot_model import Places, SelfCache, SlotModel, WhisperModel, at_node
@@ -107,11 +107,7 @@ class LeanWhisperDecoder(WhisperModel, LeanDecoder):
 
     @torch.inference_mode()
     def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None = None
     ) -> Prefilled:
         return self.prefill_stacked(rows, tokens, self.stacked(encoder_states), nodes)
 
@@ -206,11 +202,7 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
 
     @torch.inference_mode()
     def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None = None
     ) -> Prefilled:
         """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
         cache, at = self._allocated(), self.prompt_places(tokens)

@@ -40,7 +40,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import LoadError, one_line
-from ..types import Paths, Prefilled, Scores
+from ..types import Paths, Prefilled, Scores, States
 from .causal import SLIDING, CausalModel, check
 from .plain import few, products
 from .quantized import is_int8
@@ -52,7 +52,7 @@ NAME = "products"
 _checked: WeakKeyDictionary[Any, torch.dtype] = WeakKeyDictionary()
 """The models that have been compared, and their dtype then."""
 
-States = dict[int, Tensor]
+Entering = dict[int, Tensor]
 """By layer, the states `[B, N, D]` that enter it."""
 
 
@@ -100,11 +100,7 @@ class WhisperDecoder(WhisperModel, ModuleModel):
 
     @torch.inference_mode()
     def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None = None
     ) -> Prefilled:
         cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
         scores = self.forward(tokens, at, cache, self.stacked(encoder_states))
@@ -155,11 +151,7 @@ class CausalDecoder(CausalModel, ModuleModel):
 
     @torch.inference_mode()
     def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None = None
     ) -> Prefilled:
         """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
         cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
@@ -235,10 +227,10 @@ def attend(
 @contextmanager
 def reading(
     layers: nn.ModuleList, taps: tuple[int, ...], head: nn.Module | None = None
-) -> Iterator[States]:
+) -> Iterator[Entering]:
     """Notes the states that enter the tapped layers in the forward that is run meanwhile. Layer -1 is what
     the `head` reads; without one it is left to the caller."""
-    states: States = {}
+    states: Entering = {}
 
     def note(index: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from ..protocols import BeamModel, Model, NodeModel, SharedHeadModel
-from ..types import Paths
+from ..types import Paths, States
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class WhisperModel(SlotModel):
     def head(self, states: Tensor) -> Tensor:
         return self.whole(self.output(states).float())
 
-    def stacked(self, encoder_states: Sequence[Any]) -> Tensor:
+    def stacked(self, encoder_states: States) -> Tensor:
         """The encoder states `[K, S, D]` of requests."""
         return torch.stack([self.pick(s) for s in encoder_states]).to(self.device, self.dtype)
 

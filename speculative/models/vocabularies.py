@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..protocols import BeamModel, GreedyModel
 from ..rounds.choice import Allowed, Choice
-from ..types import Paths, Prefilled, Scores
+from ..types import Paths, Prefilled, Scores, States
 from .slot_model import SlotModel, score_at
 
 NONE = -1
@@ -80,11 +80,7 @@ class MappedVocabulary:
         self.inner.allocate(batch, slots)
 
     def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None = None
     ) -> Prefilled:
         """See `Model.prefill`; without `nodes` there are no logits, which nobody reads of a draft."""
         read = self.inner.prefill(rows, self._to_draft[tokens], encoder_states, nodes)
@@ -111,27 +107,9 @@ class MappedVocabulary:
 class MappedGreedyVocabulary(MappedVocabulary):
     """The same for a model with passes of its own for greedy rounds, which stay in its own ids."""
 
-    def draft_greedy(
-        self,
-        tokens: Tensor,
-        start: Tensor,
-        node: Tensor,
-        active: Tensor,
-        *,
-        reach: int,
-        gamma: int,
-        confidence: float,
-    ) -> Tensor:
-        drafts = cast(GreedyModel, self.inner).draft_greedy(
-            self._to_draft[tokens],
-            start,
-            node,
-            active,
-            reach=reach,
-            gamma=gamma,
-            confidence=confidence,
-        )
-        return self._to_target[drafts]
+    def draft_greedy(self, tokens: Tensor, *where: Any, **bounds: Any) -> Tensor:
+        inner = cast(GreedyModel, self.inner)
+        return self._to_target[inner.draft_greedy(self._to_draft[tokens], *where, **bounds)]
 
     def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
         return cast(GreedyModel, self.inner).choose(logits, allowed)

@@ -38,7 +38,7 @@ from ..models.weights import (
     version,
 )
 from ..rounds.choice import Allowed, Choice
-from ..types import Paths, Prefilled, Scores
+from ..types import Paths, Prefilled, Scores, States
 from .library import (
     ACTIVATIONS,
     STORED,
@@ -276,11 +276,7 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
 
     @torch.inference_mode()
     def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None = None
     ) -> Prefilled:
         self._allocated()
         if len(rows) != len(tokens) or len(encoder_states) != len(rows):
@@ -326,7 +322,7 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
         rows: Tensor = keys[layer, head].transpose(2, 3).flatten(3).flatten(1, 2)
         return rows[:, : self.sources].float()
 
-    def _cross(self, rows: Tensor, encoder_states: Sequence[Any]) -> None:
+    def _cross(self, rows: Tensor, encoder_states: States) -> None:
         """Keys and values of these states into the rows `[K]` of the caches."""
         states, threads = [], torch.get_num_threads()
         for given in encoder_states:
@@ -371,11 +367,7 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
 
     @torch.inference_mode()
     def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
+        self, rows: Tensor, tokens: Tensor, encoder_states: States, nodes: Tensor | None = None
     ) -> Prefilled:
         """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
         self._allocated()
@@ -401,9 +393,7 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
         read = torch.cat([t for t in taps if t is not None], 1) if self.taps else None
         return Prefilled(chosen, read)
 
-    def _addresses(
-        self, tokens: Tensor, encoder_states: Sequence[Any]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def _addresses(self, tokens: Tensor, encoder_states: States) -> tuple[Tensor, list[Tensor]]:
         """The addresses `[K, P]` of embeddings in place of tokens, 0 where there are none, and what they lead
         to."""
         addresses, kept = torch.zeros_like(tokens), list[Tensor]()

@@ -60,9 +60,7 @@ class Packer:
     those of a rounded model. `exact` are the forms that are tried for a float32 matrix; a head that is also
     the embedding is packed once."""
 
-    _matrices: dict[
-        tuple[int, torch.Size], tuple[Tensor, library.Linear]
-    ]  # with what they were made of
+    _matrices: dict[tuple[int, torch.Size], tuple[Tensor, library.Linear]]  # with their sources
 
     def __init__(self, library: Library, stored: Stored, exact: Sequence[Stored] = EXACT) -> None:
         self.library, self.stored = library, stored
@@ -87,6 +85,12 @@ class Packer:
         return library.Norm(
             self.plain(norm.weight), norm.bias if norm.bias is None else self.plain(norm.bias)
         )
+
+    def alike(self, record: type[Structure], layer: Any) -> dict[str, Structure]:
+        """The norms and products of a layer that the record has by the same names."""
+        pack: dict[Any, Any] = {library.Norm: self.norm, library.Linear: self.linear}
+        known = ((name, kind) for name, kind, *_ in record._fields_ if hasattr(layer, name))
+        return {name: pack[kind](getattr(layer, name)) for name, kind in known if kind in pack}
 
     def bias(self, bias: Tensor | None) -> int | None:
         """A bias followed by zeros: the kernels read it in blocks of a panel."""
@@ -139,9 +143,8 @@ class Packer:
         outputs, inputs = weight.shape
         source = checked("a matrix", weight, torch.int8, outputs, inputs)
         scales = checked("its scales", scale.float(), torch.float32, outputs)
-        packed = torch.empty(
-            self.library.packed_bytes(outputs, inputs, Stored.INT8), dtype=torch.uint8
-        )
+        size = self.library.packed_bytes(outputs, inputs, Stored.INT8)
+        packed = torch.empty(size, dtype=torch.uint8)
         self.library.pack_int8(
             source.data_ptr(), scales.data_ptr(), outputs, inputs, packed.data_ptr()
         )
@@ -162,8 +165,7 @@ def whisper_records(
     """The records of the model and of its layers, without caches and what an adapter chooses for those; a
     head with fewer rows than the embedding gives fewer logits."""
     record = library.Whisper(
-        width=weights.width,
-        heads=weights.heads,
+        **_named(weights, "width heads eps"),
         layers=len(weights.layers),
         ffn=weights.layers[0].up.weight.shape[0],
         vocab=weights.embedding.shape[0],
@@ -171,7 +173,6 @@ def whisper_records(
         positions=weights.positions.shape[0],
         weight_storage=packer.stored if weights.head.scale is None else Stored.INT8,  # all or none
         activation=library.ACTIVATIONS[weights.activation],
-        eps=weights.eps,
         embedding=packer.matrix(weights.embedding),
         position=packer.plain(weights.positions),
         norm=packer.norm(weights.norm),
@@ -185,15 +186,9 @@ def whisper_records(
     biases = biases.view(len(weights.layers), 2, width)
     layers = [
         library.WhisperLayer(
-            self_norm=packer.norm(layer.self_norm),
-            qkv=packer.linear(layer.qkv),
+            **packer.alike(library.WhisperLayer, layer),
             self_out=packer.linear(layer.out),
-            cross_norm=packer.norm(layer.cross_norm),
             cross_query=packer.linear(layer.cross_q),
-            cross_out=packer.linear(layer.cross_out),
-            ffn_norm=packer.norm(layer.ffn_norm),
-            up=packer.linear(layer.up),
-            down=packer.linear(layer.down),
             cross_key=packer.plain(projections[i, 0].clone()),  # without the values beside it
             cross_key_bias=packer.plain(biases[i, 0]),
             cross_value=library.Linear(
@@ -218,8 +213,8 @@ def causal_records(
     outputs = min(vocab, own)
     head = weights.head.rows(slice(outputs))
     record = library.Causal(
+        **_named(weights, "heads eps scale embedding_scale residual_scale logits_scale"),
         width=weights.embedding.shape[1],
-        heads=weights.heads,
         key_heads=weights.kv_heads,
         head=weights.head_size,
         layers=len(weights.layers),
@@ -230,11 +225,6 @@ def causal_records(
         weight_storage=packer.stored if head.scale is None else Stored.INT8,
         cache_storage=packer.stored,
         activation=library.ACTIVATIONS[weights.activation],
-        eps=weights.eps,
-        scale=weights.scale,
-        embedding_scale=weights.embedding_scale,
-        residual_scale=weights.residual_scale,
-        logits_scale=weights.logits_scale,
         embedding=packer.matrix(weights.embedding),
         norm=packer.plain(weights.norm.weight),
         projection=packer.linear(head),
@@ -245,29 +235,17 @@ def causal_records(
 def encoder_record(packer: Packer, weights: EncoderWeights) -> tuple[library.Encoder, object]:
     """The encoder's record, and the array of its layers, which must live as long."""
     layers = [
-        library.EncoderLayer(
-            attention_norm=packer.norm(layer.attention_norm),
-            query=packer.linear(layer.query),
-            key=packer.linear(layer.key),
-            value=packer.linear(layer.value),
-            out=packer.linear(layer.out),
-            ffn_norm=packer.norm(layer.ffn_norm),
-            up=packer.linear(layer.up),
-            down=packer.linear(layer.down),
-        )
+        library.EncoderLayer(**packer.alike(library.EncoderLayer, layer))
         for layer in weights.layers
     ]
     array = (library.EncoderLayer * len(layers))(*layers)
     record = library.Encoder(
-        width=weights.width,
-        heads=weights.heads,
+        **_named(weights, "width heads mels eps"),
         layers=len(layers),
         ffn=weights.layers[0].up.weight.shape[0],
-        mels=weights.mels,
         sources=weights.positions.shape[0],
         weight_storage=packer.stored,
         activation=library.ACTIVATIONS[weights.activation],
-        eps=weights.eps,
         conv1=packer.linear(_frames(weights.conv1, 1)),
         conv2=packer.linear(_frames(weights.conv2, PANEL)),
         position=packer.plain(weights.positions),
@@ -275,6 +253,11 @@ def encoder_record(packer: Packer, weights: EncoderWeights) -> tuple[library.Enc
         layer=addressof(array),
     )
     return record, array
+
+
+def _named(weights: Any, names: str) -> dict[str, Any]:
+    """Numbers that a record has by the same names."""
+    return {name: getattr(weights, name) for name in names.split()}
 
 
 def alternating(linear: Linear) -> Linear:

@@ -21,10 +21,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -58,12 +59,19 @@ class Row:
 class Server:
     """The server with a fake model; it keeps its data in a folder across restarts."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.options = folder, options
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.folder, self.options, self.prefix, self.env = folder, options, prefix, env
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         # A kept connection may be closed by the server at any time.
         alone = httpx.Limits(max_keepalive_connections=0)
         self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False, limits=alone)
@@ -75,9 +83,9 @@ class Server:
         """Start the process; with `alive`, wait until it answers."""
         command = [sys.executable, "-m", "tests.faults.server", str(self.folder), str(self.port)]
         self.process = subprocess.Popen(
-            [*command, *self.options, *options],
+            [*self.prefix, *command, *self.options, *options],
             cwd=Path(__file__).parents[2],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self.env, **(env or {})},
         )
         if alive:
             until(self.alive, START_S, "the server does not start")
@@ -117,8 +125,8 @@ class Server:
         found: dict[str, Any] = self.http.get(f"/v1/jobs/{id}").json()
         return found
 
-    def ended(self, id: str) -> dict[str, Any]:
-        until(lambda: self.job(id)["finished_at"] is not None, PATIENCE_S, f"{id} does not end")
+    def ended(self, id: str, seconds: float = PATIENCE_S) -> dict[str, Any]:
+        until(lambda: self.job(id)["finished_at"] is not None, seconds, f"{id} does not end")
         return self.job(id)
 
     def text(self, id: str) -> str:

@@ -41,7 +41,7 @@ def kill_at_random_times(long: bool, rng: random.Random) -> str:
         for i, id in enumerate(made):
             holds(s.ended(id)["state"] == "succeeded", f"{id} has not succeeded")
             holds(s.text(id) == right(f"job{i}", groups), f"{id} has another text")
-        begun = Counter((job, k) for _, what, job, k in s.log() if what == "begin")
+        begun = Counter((job, k) for _, what, job, k, _ in s.log() if what == "begin")
         again = sum(begun.values()) - jobs * groups
         holds(len(begun) == jobs * groups, "a group was never done")
         holds(again <= hits * 4, f"{again} groups were done again, more than {hits * 4}")
@@ -96,7 +96,7 @@ def kill_within_groups(long: bool, rng: random.Random) -> str:
             job = s.ended(id)
             holds(job["state"] == "succeeded", f"job{n} is {job['state']}: {job['error']}")
             holds(s.text(id) == right(f"job{n}", groups), f"job{n} has another text")
-        begun = Counter((job, k) for _, what, job, k in s.log() if what == "begin")
+        begun = Counter((job, k) for _, what, job, k, _ in s.log() if what == "begin")
         most = max(begun.values())
     if most < 3:
         raise Inconclusive(f"no group was begun more than {most} times")

@@ -94,6 +94,7 @@ class FakeGroups:
         end = time.monotonic() + self.script.pace_s
         while time.monotonic() < end:
             if self.left:
+                self.log(f"leave {self.job} {k}")
                 raise self.left[0]
             time.sleep(0.005)
         self.trap("engine")

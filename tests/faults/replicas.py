@@ -238,7 +238,7 @@ def _finished(balancer: Balancer, made: dict[str, tuple[str, int]]) -> bool:
 def _again(log: list[list[str]], killed: list[str], kills: int, total: int) -> str:
     """Check how many groups were done again; `kills` counts those of processes that do jobs."""
     begun: dict[tuple[str, str], list[str]] = {}
-    for pid, what, job, k in log:
+    for pid, what, job, k, _ in log:
         if what == "begin":
             begun.setdefault((job, k), []).append(pid)
     holds(len(begun) == total, f"{total - len(begun)} groups were never done")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -195,9 +196,15 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="instead of FOLDER/log")
     parser.add_argument("--load-s", type=float, default=0.0, help="for the fake model")
     parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument(
+        "--clock", type=Path, help="a file that says by how many seconds it is wrong"
+    )
     asked = parser.parse_args()
     settings = Settings(
         model="fake",
+        host=asked.host,
+        open_to_all=True,
         port=asked.port,
         data_dir=asked.folder,
         database_url=asked.database,
@@ -205,14 +212,20 @@ def main() -> None:
         front_end=asked.front_end,
         job_concurrency=asked.concurrency,
         min_free_bytes=0,
-        webhook_networks=("127.0.0.0/8",),
+        webhook_networks=("127.0.0.0/8", "10.0.0.0/8"),
         drain_s=0.0,
     )
     asked.folder.mkdir(parents=True, exist_ok=True)
+    if asked.clock:
+        right = time.time
+        time.time = lambda: right() + float(asked.clock.read_text() or 0)
+    faults = logging.FileHandler(asked.folder / "faults.log")
+    faults.addFilter(lambda record: "fault" in record.getMessage())
+    logging.basicConfig(level=logging.INFO, handlers=[faults])
     descriptor = os.open(asked.log or asked.folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def log(line: str) -> None:
-        os.write(descriptor, f"{os.getpid()} {line}\n".encode())
+        os.write(descriptor, f"{os.getpid()} {line} {time.monotonic():.3f}\n".encode())
 
     serving = FakeServing(settings, _nothing, _nothing)
     FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
@@ -223,7 +236,8 @@ def main() -> None:
     if asked.die_at:
         die_at(asked.die_at)
     create = create_worker_app if asked.worker else create_app
-    uvicorn.run(create(settings, serving, jobs), port=asked.port, log_level="critical")
+    app = create(settings, serving, jobs)
+    uvicorn.run(app, host=asked.host, port=asked.port, log_level="critical")
 
 
 if __name__ == "__main__":

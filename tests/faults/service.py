@@ -43,7 +43,8 @@ class Service(Server):
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port), "--data-dir", str(self.folder / "data")],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "FORESCRIBE_MIN_FREE_BYTES": "0"},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "FORESCRIBE_MIN_FREE_BYTES": "0"}
+                | dict(env or {}),
                 stderr=log,
             )
         if alive:

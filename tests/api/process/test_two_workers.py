@@ -15,6 +15,8 @@ import pytest
 from tests.api.conftest import SAMPLE, TRANSCRIBE, until
 
 ROOT = Path(__file__).parents[3]
+START_S = 180.0
+
 GIVEN = {"COMPILE": "never", "SHARE_DEVICE": "true", "DEVICE": "cpu", "ANNOUNCE_S": "0.1"}
 
 
@@ -44,7 +46,7 @@ def test_two_workers_serve_uploads_and_jobs_on_one_port_and_end_at_a_signal(tmp_
 
     with client, subprocess.Popen(command, cwd=ROOT, env=given, stderr=subprocess.PIPE) as running:
         try:
-            until(lambda: ready(port + 1) and ready(port + 2))
+            until(lambda: ready(port + 1) and ready(port + 2), START_S)
             upload = {"files": {"file": SAMPLE.read_bytes()}, "data": {"model": "tiny.en"}}
             # Each answers at a port of its own too: what one accepts, the other shows.
             text = client.post(url + TRANSCRIBE, **upload).json()["text"]

@@ -43,6 +43,7 @@ class Call:
 class S3:
     """The emulator. `fate` decides what becomes of each request; `calls` counts them."""
 
+    host: str = "127.0.0.1"
     port: int = 0
     fate: Callable[[Call], str] = lambda call: OK
     calls: Counter[Call] = field(default_factory=Counter)
@@ -53,7 +54,7 @@ class S3:
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ENDPOINT_URL": f"http://{self.host}:{self.port}",
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
             "AWS_REGION": "us-east-1",
@@ -116,10 +117,10 @@ class S3:
 
 
 @contextmanager
-def running() -> Iterator[S3]:
+def running(host: str = "127.0.0.1") -> Iterator[S3]:
     """The emulator, as long as the context lasts."""
-    s3 = S3()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(s3))
+    s3 = S3(host)
+    server = ThreadingHTTPServer((host, 0), _handler(s3))
     server.daemon_threads = True
     s3.port = server.server_address[1]
     threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()

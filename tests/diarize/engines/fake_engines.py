@@ -76,10 +76,9 @@ def community_folder(folder: Path) -> Path:
     import lightning
     import pyannote.audio
     import torch
+    from pyannote.audio.core.task import Problem, Resolution, Specifications
     from pyannote.audio.models.embedding import WeSpeakerResNet34
     from pyannote.audio.models.segmentation import PyanNet
-
-    from forescribe.diarize.engines.upstream import Problem, Resolution, Specifications
 
     torch.manual_seed(3)
     segmentation = PyanNet(lstm={"hidden_size": 16, "num_layers": 1}, linear={"num_layers": 1})

@@ -64,12 +64,10 @@ def test_a_folder_runs_through_the_stock_loader_and_its_result_says_so(folder: P
 
 @pytest.mark.nightly
 def test_shared_frames_give_the_vectors_of_pyannote(folder: Path) -> None:
+    from pyannote.core import SlidingWindow
+
     from forescribe.diarize.engines.pyannote_pipeline import SharedFrameDiarization
-    from forescribe.diarize.engines.upstream import (
-        SlidingWindow,
-        SlidingWindowFeature,
-        SpeakerDiarization,
-    )
+    from forescribe.diarize.engines.upstream import SlidingWindowFeature, SpeakerDiarization
 
     pipeline = registry.load_pipeline(folder).pipeline
     assert type(pipeline) is SharedFrameDiarization

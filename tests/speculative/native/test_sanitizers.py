@@ -1,9 +1,14 @@
-"""The kernels under the address and undefined-behaviour sanitizers, on random inputs: the best instruction
-set of this machine, against float64 and against `generic` (kernels/tests). All sets are the same templates,
-and each compiles for minutes."""
+"""The kernels under the address, undefined-behaviour and thread sanitizers, on random inputs: the best
+instruction set of this machine, against float64 and against `generic` (kernels/tests). All sets are the same
+templates, and each compiles for minutes.
+
+Threads are watched by Clang, whose OpenMP tells the sanitizer of its barriers (Archer); GCC's does not.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,17 +27,38 @@ CASES = {
     "alignments": 300,
     "arguments": 1,
 }
-FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi",
-         "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fopenmp")  # fmt: skip
+FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
+BUFFERS = ("-Wno-psabi", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+CLANG = "clang++"
+
+
+def buffers() -> tuple[list[str], int, dict[str, str]]:
+    """The compiler and its options, the share of the cases, and variables for the program."""
+    try:
+        return [*library_file.find_compiler(), *FLAGS, *BUFFERS], 1, {}
+    except library_file.CompilerError as error:
+        pytest.skip(str(error))
+
+
+def threads() -> tuple[list[str], int, dict[str, str]]:
+    """The same. Each case takes ten times as long."""
+    archer = next(iter(Path("/usr/lib").glob("llvm-*/lib/libarcher.so")), None)
+    if shutil.which(CLANG) is None or archer is None:
+        pytest.skip("needs Clang with its OpenMP (Debian: clang libclang-rt-dev libomp-dev)")
+    environment = {
+        "OMP_NUM_THREADS": "4",
+        "OMP_TOOL_LIBRARIES": str(archer),
+        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1 halt_on_error=1",
+    }
+    return [CLANG, *FLAGS, "-fsanitize=thread"], 10, environment
 
 
 @pytest.mark.nightly
 @pytest.mark.native
-def test_random_inputs_stay_in_their_buffers_and_results_agree(tmp_path: Path) -> None:
-    try:
-        command = [*library_file.find_compiler(), *FLAGS]
-    except library_file.CompilerError as error:
-        pytest.skip(str(error))
+@pytest.mark.parametrize("watched", [buffers, threads])
+def test_random_inputs_harm_nothing_and_results_agree(tmp_path: Path, watched) -> None:
+    command, share, environment = watched()
     best, flags = load().instruction_sets()[0], library_file.instruction_sets()
     isas = {name: flags[name] for name in dict.fromkeys((best, "generic"))}
     has = [f"-DFS_HAS_{name.upper()}" for name in isas]
@@ -55,7 +81,11 @@ def test_random_inputs_stay_in_their_buffers_and_results_agree(tmp_path: Path) -
     subprocess.run([*command, *map(str, objects), "-o", str(program)], check=True)
     for subject, cases in CASES.items():
         run = subprocess.run(
-            [str(program), subject, "1", str(cases)], capture_output=True, text=True, check=False
+            [str(program), subject, "1", str(max(1, cases // share))],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         sys.stdout.write(run.stdout)
         assert run.returncode == 0, run.stdout + run.stderr[-3000:]

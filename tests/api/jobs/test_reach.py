@@ -1,0 +1,101 @@
+"""A server that does not answer holds one thread, not those of all requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from forescribe.api.jobs.reach import Reach
+
+
+class Away(Exception):
+    pass
+
+
+class Lost(Exception):
+    pass
+
+
+def reach(slow_s: float = float("inf")) -> Reach:
+    return Reach(Away, lambda error: isinstance(error, Lost), slow_s)
+
+
+def ask(reach: Reach, *errors: type[Exception]) -> None:
+    with reach.asking():
+        for error in errors:
+            raise error
+
+
+@pytest.fixture
+def waiting():
+    """`waiting(reach)` begins a request that is answered once `answer` is set."""
+    answer = threading.Event()
+    with ThreadPoolExecutor() as pool:
+
+        def begin(reach: Reach, error: type[Exception] | None = None):
+            inside = threading.Event()
+
+            def request() -> None:
+                with reach.asking():
+                    inside.set()
+                    assert answer.wait(30)
+                    if error is not None:
+                        raise error
+
+            future = pool.submit(request)
+            assert inside.wait(30)
+            return future
+
+        begin.answer = answer  # type: ignore[attr-defined]
+        yield begin
+        answer.set()
+
+
+def test_many_ask_at_a_time_while_answers_come(waiting) -> None:
+    tried = reach(slow_s=30.0)
+    asked = [waiting(tried) for _ in range(3)]
+    ask(tried)
+    waiting.answer.set()
+    assert [future.result() for future in asked] == [None] * 3
+
+
+def test_nobody_waits_behind_one_who_gets_no_answer(waiting) -> None:
+    tried = reach(slow_s=0.05)
+    first = waiting(tried)
+    ask(tried)  # not known yet
+    time.sleep(0.1)
+    for _ in range(3):
+        with pytest.raises(Away):
+            ask(tried)
+    waiting.answer.set()
+    first.result()
+    ask(tried)
+
+
+def test_after_a_loss_one_asks_at_a_time_until_it_is_answered(waiting) -> None:
+    tried = reach()
+    for _ in range(2):  # the second time is as the first
+        with pytest.raises(Lost):
+            ask(tried, Lost)
+        waiting.answer.clear()
+        looking = waiting(tried)
+        for _ in range(3):
+            with pytest.raises(Away):
+                ask(tried)
+        waiting.answer.set()
+        looking.result()
+        waiting.answer.clear()
+        both = [waiting(tried), waiting(tried)]
+        waiting.answer.set()
+        assert [future.result() for future in both] == [None, None]
+
+
+def test_an_error_that_is_an_answer_refuses_nobody(waiting) -> None:
+    tried = reach()
+    with pytest.raises(ValueError):
+        ask(tried, ValueError)
+    waiting(tried)
+    ask(tried)
