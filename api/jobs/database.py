@@ -157,16 +157,16 @@ class _Pool(sa.QueuePool):
         self._reach = Reach(_unanswered, lambda error: True, SLOW_S)
 
     def connect(self) -> sa.PoolProxiedConnection:
-        """Raises OperationalError at once while others wait for the server."""
+        """Raises OperationalError where there is none, at once while others wait for the server."""
         with self._reach.asking():
             try:
                 return super().connect()
-            except sa.exc.TimeoutError as error:  # all are in use, and wait
-                raise _unanswered() from error
+            except Exception as error:
+                raise _unanswered(error) from error
 
 
-def _unanswered() -> sa.exc.OperationalError:
-    return sa.exc.OperationalError(None, None, TimeoutError(), connection_invalidated=True)
+def _unanswered(cause: Exception | None = None) -> sa.exc.OperationalError:
+    return sa.exc.OperationalError(None, None, cause or TimeoutError(), connection_invalidated=True)
 
 
 def database_time(tx: Tx) -> float:
