@@ -68,10 +68,9 @@ class Database:
         """
         try:
             address = _address(url)
-            server = address.get_backend_name() != "sqlite"
-            given: dict[str, Any] = {"poolclass": _Pool} if server else {}
-            engine = sa.create_engine(address, pool_pre_ping=True, **given)
-            if not server:
+            pool = None if address.get_backend_name() == "sqlite" else _Pool
+            engine = sa.create_engine(address, pool_pre_ping=True, poolclass=pool)
+            if pool is None:
                 event.listen(engine, "connect", _configure_sqlite)
             try:
                 _create_tables(engine)
@@ -153,7 +152,7 @@ class _Pool(sa.QueuePool):
     """Connections to a server; each answers before it is used."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, **{**options, "timeout": SLOW_S})
         self._reach = Reach(_unanswered, lambda error: True, SLOW_S)
 
     def connect(self) -> sa.PoolProxiedConnection:

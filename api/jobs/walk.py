@@ -405,7 +405,8 @@ class Walk:
         if isinstance(error, DBAPIError):
             return self.store.database.lost(error)
         code = error.code if isinstance(error, (ForescribeError, ApiError)) else None
-        return code in AWAY or (code in STORAGE and not self.writable())
+        away = code in AWAY or (code in STORAGE and isinstance(error.__cause__, DBAPIError))
+        return away or (code in STORAGE and not self.writable())
 
     def writable(self) -> bool:
         minimum = max(self.settings.min_free_bytes, MIN_FREE_BYTES)

@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 
 from tests.asr.storage import emulator
-from tests.faults.harness import Inconclusive, NotRun, Server, holds, right, until
+from tests.faults.harness import Inconclusive, NotRun, Server, Wrong, holds, right, until
 from tests.faults.network import FAIR, Link, Weather, link
 from tests.faults.receiver import SECRET, Receiver
 from tests.faults.replicas import AGAIN, script
@@ -74,6 +74,7 @@ def disturbed(storm: Storm, seconds: float, long: bool, rng: random.Random) -> s
     with ExitStack() as stack:
         faked = _faked if storm is database_clock_moved else lambda clock: {}
         scene, receiver, log = stack.enter_context(_scene(rng, faked))
+        stack.enter_context(_with_faults(scene))
         hook = {"webhook_url": receiver.url, "webhook_secret": SECRET}
         both = (scene.near, scene.far)
         made = {_submit(both[n % 2], f"job{n}", pace_s, **hook): f"job{n}" for n in range(jobs)}
@@ -81,6 +82,8 @@ def disturbed(storm: Storm, seconds: float, long: bool, rng: random.Random) -> s
         said = storm(scene, seconds)
         if not any(scene.near.job(id)["finished_at"] is None for id in made):
             raise Inconclusive("no work was left after the storm")
+        for server in both:
+            until(partial(_is_ready, server), 60, "a replica does not become ready again")
         patience_s = 240 + 2.6 * seconds
         for id, text in made.items():
             job = scene.near.ended(id, patience_s)
@@ -93,8 +96,6 @@ def disturbed(storm: Storm, seconds: float, long: bool, rng: random.Random) -> s
         until(lambda: receiver.told.keys() >= wanted, 120, "a callback was lost")
         holds(receiver.told.keys() == wanted, "a callback of no job")
         holds(not receiver.unsigned, f"{len(receiver.unsigned)} callbacks are not signed")
-        for server in both:
-            until(partial(_is_ready, server), 60, "a replica does not become ready again")
         again, together_s = _overlaps(_lines(log), jobs * GROUPS)
         more = receiver.told.total() - len(wanted)
     return (
@@ -220,6 +221,17 @@ def _scene(
             stack.callback(server.stop)
             server.start()
         yield Scene(net, database, far, near, disk, clocks), receiver, folder / "log"
+
+
+@contextmanager
+def _with_faults(scene: Scene) -> Iterator[None]:
+    """What is wrong, with the last faults that the replicas have logged."""
+    try:
+        yield
+    except Wrong as error:
+        logs = [server.folder / "faults.log" for server in (scene.near, scene.far)]
+        last = [line for log in logs for line in log.read_text().splitlines()[-6:]]
+        raise Wrong(f"{error}; {last}") from error
 
 
 @contextmanager

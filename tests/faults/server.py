@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, ClassVar
 
 import uvicorn
 
 from forescribe.api.app import create_app, create_worker_app
+from forescribe.api.jobs import files
 from forescribe.api.jobs.callbacks import Webhooks
 from forescribe.api.jobs.files import DiskFiles
 from forescribe.api.jobs.service import Jobs
@@ -219,6 +221,7 @@ def main() -> None:
     if asked.clock:
         right = time.time
         time.time = lambda: right() + float(asked.clock.read_text() or 0)
+        files.time = SimpleNamespace(time=right)  # the times of files stay those of the kernel
     faults = logging.FileHandler(asked.folder / "faults.log")
     faults.addFilter(lambda record: "fault" in record.getMessage())
     logging.basicConfig(level=logging.INFO, handlers=[faults])
