@@ -76,6 +76,7 @@ SUBJECTS = {
             "tests/speculative/engine/test_faults.py",
             "tests/speculative/engine/test_stats.py",
             "tests/speculative/engine/test_confidence.py",
+            "tests/speculative/engine/test_beams.py",
         ),
     ),
     "guards": Subject(
@@ -164,6 +165,27 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Periods.read",
         "2 -> 3 in snapshot = Snapshot(numbers[:batch], numbers[batch : 2 * batch], totals)",
     ): "lengths are read by row, and what follows the last row's is not",
+    (
+        "periods",
+        "Periods.end",
+        "table.texts > 1 -> (table.texts >= 1)",
+    ): "with one text for each row a length is multiplied by one",
+    (
+        "guards",
+        "_search_of",
+        "mean_logprob(answer.result.logprobs) > DOUBTFUL_LOGPROB -> (mean_logprob(answer.result.logprobs) >= "
+        "DOUBTFUL_LOGPROB)",
+    ): "a mean of exactly this number may count either way",
+    (
+        "guards",
+        "_spoken",
+        "end - start >= CLICK -> (end - start > CLICK)",
+    ): "a run of exactly this length may count either way",
+    (
+        "walk",
+        "Run.__init__",
+        "False -> True in self.alone = False",
+    ): "who claims a job sets it before its work begins",
     (
         "word_speakers",
         "_boundaries",

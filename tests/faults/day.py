@@ -26,12 +26,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-import psutil
 import soundfile
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.faults.harness import START_S, Server, holds, until
+from tests.faults.harness import START_S, Server, family, holds, memory_mb, until
 
 ROOT = Path(__file__).parents[2]
 RATE = 16_000
@@ -77,9 +76,7 @@ class Replayed(Server):
         until(lambda: self.http.get("/ready").status_code == 200, START_S, "it is not ready")
 
     def held(self) -> Held:
-        assert self.process is not None
-        first = psutil.Process(self.process.pid)
-        family = [first, *first.children(recursive=True)]
+        own = family(self.pid)
         found = [path for path in self.folder.rglob("*") if path.is_file()]
         with sqlite3.connect(self.folder / "data" / "jobs.db", timeout=30) as db:
             tables = db.execute("select name from sqlite_master where type = 'table'").fetchall()
@@ -87,11 +84,11 @@ class Replayed(Server):
                 db.execute(f"select count(*) from {name}").fetchone()[0] for (name,) in tables
             )
         return Held(
-            sum(one.memory_full_info().uss for one in family) / 1e6,
-            len(family),
-            sum(one.num_threads() for one in family),
-            sum(one.num_fds() for one in family),
-            sum(len(one.net_connections("inet")) for one in family),
+            memory_mb(self.pid),
+            len(own),
+            sum(one.num_threads() for one in own),
+            sum(one.num_fds() for one in own),
+            sum(len(one.net_connections("inet")) for one in own),
             len(found),
             rows,
         )
@@ -228,7 +225,7 @@ def _session(service: Replayed, seed: int) -> str:
         _say(session, "session.update", session={"audio": {"input": {"format": rate}}})
         for n in range(100):
             if n == least:
-                session.socket.close()
+                session.socket.shutdown(socket.SHUT_RDWR)
                 return "sessions broken off"
             piece = samples[n * RATE // 10 : (n + 1) * RATE // 10].tobytes()
             _say(session, "input_audio_buffer.append", audio=base64.b64encode(piece).decode())

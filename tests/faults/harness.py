@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -22,13 +23,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import httpx
+import psutil
 
 START_S = 180.0
 PATIENCE_S = 240.0
@@ -99,6 +101,11 @@ class Server:
         except httpx.HTTPError:
             return False
 
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
@@ -139,6 +146,22 @@ class Server:
     def rows(self, query: str) -> list[Any]:
         with sqlite3.connect(self.folder / "jobs.db", timeout=30) as db:
             return db.execute(query).fetchall()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all below it."""
+    first = psutil.Process(pid)
+    return [first, *first.children(recursive=True)]
+
+
+def memory_mb(pid: int) -> float:
+    """Of a process and all below it, without pages of files, which the kernel may drop."""
+    total = 0
+    for one in family(pid):
+        with suppress(OSError):  # it has ended
+            text = Path(f"/proc/{one.pid}/status").read_text()
+            total += sum(int(n) for n in re.findall(r"^RssAnon:\s+(\d+)", text, re.MULTILINE))
+    return total / 1e3
 
 
 def until(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:

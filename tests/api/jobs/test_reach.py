@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
+import sqlalchemy as sa
 
+from forescribe.api.jobs import database
+from forescribe.api.jobs.database import Database
 from forescribe.api.jobs.reach import Reach
 
 
@@ -99,3 +103,25 @@ def test_an_error_that_is_an_answer_refuses_nobody(waiting) -> None:
         ask(tried, ValueError)
     waiting(tried)
     ask(tried)
+
+
+def test_a_connection_that_cannot_be_made_is_a_database_that_is_away() -> None:
+    """Whatever the driver says of it, and without another look."""
+    engine = sa.create_engine("postgresql+psycopg://127.0.0.1:1/jobs", poolclass=database._Pool)
+    with pytest.raises(sa.exc.OperationalError) as refused:
+        engine.connect()
+    store = Database(engine)
+    engine.connect = Mock(side_effect=AssertionError)  # type: ignore[method-assign]
+    assert store.lost(refused.value)
+
+
+def test_who_finds_no_connection_free_waits_seconds(monkeypatch) -> None:
+    monkeypatch.setattr(database, "SLOW_S", 0.1)
+    pool = database._Pool(Mock, pool_size=1, max_overflow=0)
+    taken = pool.connect()
+    for _ in range(2):
+        with pytest.raises(sa.exc.OperationalError) as refused:
+            pool.connect()
+        assert refused.value.connection_invalidated
+    taken.close()
+    pool.connect().close()

@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -120,6 +121,16 @@ def test_each_file_of_a_run_waits_for_room(client, monkeypatch, role) -> None:
     store = client.app.state.jobs.store
     stored = {path.name for path in (store.files.root / job).iterdir()}
     assert stored == set(store.jobs.get(job).files.values())
+
+
+def test_a_full_disk_of_the_database_fails_no_job_however_often_it_looks_free(client) -> None:
+    """A probe of a few bytes may find room where a run does not."""
+    walk = client.app.state.jobs.worker.walk
+    assert walk.writable()
+    with pytest.raises(OutputError) as full, database_disk_errors():
+        raise OperationalError("INSERT", None, Mock(sqlite_errorname="SQLITE_FULL"))
+    assert walk.outage(full.value)
+    assert not walk.outage(OutputError("no room for the samples", code="storage_full"))
 
 
 @pytest.mark.parametrize("role", ["audio", "form", "row"])
