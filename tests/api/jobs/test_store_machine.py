@@ -7,6 +7,7 @@ after. The database's clock is the test's.
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
@@ -62,7 +63,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.store.close()
-        Machine.folder = self.folder.with_name(f"{self.folder.name}x")
+        shutil.rmtree(self.folder)
 
     def rows(self) -> dict[str, Job]:
         with self.store.database.engine.connect() as tx:
