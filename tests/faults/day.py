@@ -40,7 +40,7 @@ BROKEN = 0.05
 """The share of uploads and sessions that break off."""
 
 POOLED = 16
-"""Threads by which pools may still grow after the first hour."""
+"""Threads, and files of connections, by which pools may still grow after the first hour."""
 
 QUIET_S = 5.0
 """Without work, before what is held is counted."""
@@ -110,7 +110,7 @@ def live_a_day(share: float, rng: random.Random) -> str:
         evening = service.held()
     for name in ("processes", "threads", "descriptors", "sockets", "files", "rows"):
         before, after = getattr(morning, name), getattr(evening, name)
-        more = POOLED if name == "threads" else 0
+        more = POOLED if name in ("threads", "descriptors") else 0
         holds(after <= before + more, f"{name}: {before} after an hour, {after} after the day")
     grown = evening.memory_mb / morning.memory_mb
     holds(grown <= 1.05, f"memory: {morning.memory_mb:.0f} MB, then {evening.memory_mb:.0f} MB")
