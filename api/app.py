@@ -107,7 +107,7 @@ def _application(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="request")
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="asyncio")
         asyncio.get_running_loop().set_default_executor(threads)
         for engine in engines:
             engine.start()
