@@ -342,7 +342,7 @@ def _windows(strategy: VadConfig) -> WindowOptions:
     silence_s = max(WindowOptions.max_silence_s, pause_s, 2 * pad_s + 0.1)
     return WindowOptions(
         onset=strategy.threshold,
-        offset=max(strategy.threshold - HYSTERESIS, strategy.threshold / 2),
+        offset=max(strategy.threshold - HYSTERESIS, strategy.threshold / 2) or strategy.threshold,
         min_pause_s=pause_s,
         max_silence_s=silence_s,
         pad_s=pad_s,

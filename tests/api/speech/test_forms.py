@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
 from forescribe.api.jobs.submissions import JobForm
+from forescribe.api.settings import Settings
+from forescribe.api.speech import forms
 from forescribe.api.speech.forms import (
     TranscriptionForm,
     TranslationForm,
@@ -134,3 +137,11 @@ def test_whatever_is_sent_is_a_record_or_a_refusal(fields) -> None:
         parse(TranscriptionForm, [MODEL, *fields])
     except ApiError as error:
         assert error.status == 400 and error.param is not None
+
+
+def test_the_least_threshold_of_a_number_is_one() -> None:
+    """Half of it is 0, with which no speech would end; found by schemathesis."""
+    given = '{"type": "server_vad", "threshold": 5e-324}'
+    form = forms.parse(forms.TranscriptionForm, [("chunking_strategy", given)])
+    options = forms.transcription(form, Mock(), Settings(jobs=False))
+    assert options.windows.offset == options.windows.onset == 5e-324
