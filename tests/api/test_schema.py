@@ -1,6 +1,6 @@
 """The description against the service: whatever fits it, or just does not, is answered as it says.
 
-A short form of what schemathesis can do, and every night 10,000 requests.
+A short form of what schemathesis can do, and every night a long one.
 """
 
 from __future__ import annotations
