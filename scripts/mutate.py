@@ -10,13 +10,14 @@ of the subject run with each mutant, in a copy of the tree; a mutant with which 
 and the exit status is 1. `EQUIVALENT` lists survivors that change nothing that a caller can see.
 
 Every run is a fork of one process that has imported torch and the like already, which takes most of the time
-of a short run.
+of a short run. As many subjects as there are cores are tried at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import multiprocessing
 import os
 import random
 import shutil
@@ -26,7 +27,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,6 +81,7 @@ SUBJECTS = {
             "tests/speculative/engine/test_stats.py",
             "tests/speculative/engine/test_confidence.py",
             "tests/speculative/engine/test_beams.py",
+            "tests/speculative/rounds/test_sampling.py",
         ),
     ),
     "guards": Subject(
@@ -379,8 +384,13 @@ def write(path: Path, source: str, age: int) -> None:
     os.utime(path, (age, age))
 
 
-def check(name: str, subject: Subject, tree: Path, count: int, only: int | None) -> list[str]:
-    """Runs the mutants of one subject and prints a line for each; the survivors."""
+def check(name: str, count: int, only: int | None) -> list[str]:
+    """Runs the mutants of one subject, in a tree of its own, and prints a line for each; the survivors."""
+    with tempfile.TemporaryDirectory() as folder:
+        return check_in(copied(Path(folder)), name, SUBJECTS[name], count, only)
+
+
+def check_in(tree: Path, name: str, subject: Subject, count: int, only: int | None) -> list[str]:
     path, log = tree / subject.module, tree.parent / "log"
     source = path.read_text(encoding="utf-8")
     began = time.monotonic()
@@ -400,7 +410,7 @@ def check(name: str, subject: Subject, tree: Path, count: int, only: int | None)
         word = {"failed": "killed", "late": "late"}.get(
             became, "equivalent" if reason else "SURVIVED"
         )
-        line = f"  {number:2d} {word:10s} {mutant.function}, line {mutant.line}: {mutant.change}"
+        line = f"  {name} {number:2d} {word:10s} {mutant.function}, line {mutant.line}: {mutant.change}"
         print(f"{line}  [{time.monotonic() - began:.0f} s]", flush=True)
         if only is not None:
             print(log.read_text())
@@ -418,11 +428,9 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for module in IMPORTED:
         __import__(module)
-    survivors: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        tree = copied(Path(folder))
-        for name in given.subjects or SUBJECTS:
-            survivors += check(name, SUBJECTS[name], tree, given.n, given.only)
+    one = partial(check, count=given.n, only=given.only)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as lanes:
+        survivors = list(chain(*lanes.map(one, given.subjects or SUBJECTS)))
     print(f"{len(survivors)} survived", *survivors, sep="\n")
     return 1 if survivors else 0
 

@@ -199,12 +199,9 @@ class TranscribeRows:
         try:
             source = source_of(row.get(self.path_column), self.path_column)
         except ForescribeError as error:
-            return {**row, **failed_columns(error)}
+            return {**row, **columns(None, error)}
         outcome = await self.worker.transcribe(source)
-        if outcome.error is not None:
-            return {**row, **failed_columns(outcome.error)}
-        assert outcome.transcript is not None
-        return {**row, **transcript_columns(outcome.transcript)}
+        return {**row, **columns(outcome.transcript, outcome.error)}
 
 
 class TranscribeSources:
@@ -458,21 +455,16 @@ def source_of(path: Any, column: str) -> Source:
     return Source(str(Path(path)))
 
 
-def transcript_columns(transcript: Transcript) -> Row:
+def columns(made: Transcript | None, error: ForescribeError | None) -> Row:
+    """The same of both, so that blocks agree."""
     return {
-        "text": transcript.text,
-        "language": transcript.language,
-        "audio_s": transcript.duration,
-        "transcript": json.dumps(transcript.to_dict(), ensure_ascii=False),
-        "code": None,
-        "message": None,
+        "text": made and made.text,
+        "language": made and made.language,
+        "audio_s": made and made.duration,
+        "transcript": made and json.dumps(made.to_dict(), ensure_ascii=False),
+        "code": error and error.code,
+        "message": error and error.message,
     }
-
-
-def failed_columns(error: ForescribeError) -> Row:
-    """The same columns as of a transcript, so that blocks agree."""
-    empty = dict.fromkeys(("text", "language", "audio_s", "transcript"))
-    return {**empty, "code": error.code, "message": error.message}
 
 
 def _awaited(ray: Any, call: Any) -> Outcome | Exception | None:

@@ -159,9 +159,7 @@ class Results:
         """Ends the requests whose row was not active any more at the end of a period."""
         table, self.polled = self._table, period.ended
         for row in table.note(period.active, period.used, period.occupied, period.grown):
-            # A cancelled row may have stopped later than in the snapshot.
-            after = None if row in table.cancelled else period.ended
-            self._end(row, after)
+            self._end(row, period.ended)
 
     def fail(self, row: int, error: DecodingError) -> None:
         """Ends a request with an error; its result has what was written before."""

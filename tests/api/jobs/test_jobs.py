@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import Claim, Job
-from forescribe.api.jobs.walk import Run, RunReplaced, Walk
+from forescribe.api.jobs.walk import Run, RunReplaced, Stopping, Walk
 from forescribe.asr.formats.files import srt as render_srt
 from forescribe.asr.formats.subtitles import LineRules
 from forescribe.asr.formats.transcript import Transcript
@@ -349,6 +350,27 @@ def test_a_run_that_was_replaced_leaves_no_file(tmp_path) -> None:
     store.close()
 
 
+def test_a_job_that_waits_for_the_model_ends_with_the_process() -> None:
+    serving, stopping = Mock(), threading.Event()
+
+    def want() -> None:
+        assert not stopping.is_set()
+        stopping.set()
+
+    serving.life.state, serving.idle.want = "loading", want
+    with pytest.raises(Stopping):
+        Run(Mock(), Mock(), serving, stopping).session()
+
+
+def test_a_job_that_is_abandoned_while_it_is_queued_waits_for_nothing(monkeypatch) -> None:
+    walk, run = Walk(Mock(), Mock(), Mock(), Mock()), Run(Mock(), Mock(), Mock(), threading.Event())
+    for name in ("samples", "enter"):
+        monkeypatch.setattr(walk, name, Mock())
+    monkeypatch.setattr(walk, "submit", lambda run: run.abandon())
+    with pytest.raises(RunReplaced):
+        walk.groups(run)
+
+
 def test_speakers_are_found_anew_on_the_same_words(client, monkeypatch, transcriber) -> None:
     job = submit(client, memo(8)).json()["id"]
     ended(client, job)
@@ -418,7 +440,9 @@ def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_told(
     assert ended(client, other)["state"] == "succeeded"
 
 
-def test_a_fault_that_lasts_no_longer_than_the_pauses_fails_no_job(client, monkeypatch) -> None:
+def test_a_fault_that_lasts_no_longer_than_the_pauses_fails_no_job(
+    client, monkeypatch, caplog
+) -> None:
     plan_of, faults = cut_plan.plan_of, []
 
     def faulty(*args, **kwargs):
@@ -429,8 +453,11 @@ def test_a_fault_that_lasts_no_longer_than_the_pauses_fails_no_job(client, monke
 
     monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.5,))
     monkeypatch.setattr(cut_plan, "plan_of", faulty)
-    job = submit(client, memo(1)).json()["id"]
-    assert ended(client, job)["state"] == "succeeded" and len(faults) == 1
+    with caplog.at_level("INFO", "forescribe.api"):
+        job = submit(client, memo(1)).json()["id"]
+        assert ended(client, job)["state"] == "succeeded" and len(faults) == 1
+    (told,) = [each for each in caplog.messages if "job_fault" in each]
+    assert json.loads(told).items() >= {"in": "plan", "error": "RuntimeError"}.items()
 
 
 def test_retention_forgets_audio_first_and_results_later(client, tmp_path) -> None:
@@ -518,4 +545,5 @@ def test_metrics_tell_of_jobs_without_names(client) -> None:
     ended(client, job)
     text = client.get("/metrics").text
     assert 'forescribe_jobs_ended_total{state="succeeded"} 1.0' in text
+    assert "forescribe_audio_seconds_total 2.0" in text
     assert "forescribe_jobs_open 0.0" in text and job not in text and "talk" not in text

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count, cycle, pairwise
+from unittest.mock import Mock
 
 import jiwer
 import numpy as np
@@ -20,12 +21,14 @@ from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import judge
 from forescribe.asr.decode.context import DecodingContext
 from forescribe.asr.decode.driver import Session
+from forescribe.asr.decode.guards import Judgement
 from forescribe.asr.decode.judge import (
     LAST_WORD,
     LEAST,
     NOTHING_MORE,
     REPEATED,
     STRETCHED,
+    answer_of,
     reached,
     wordless_of,
 )
@@ -39,7 +42,7 @@ from forescribe.asr.model.states import EncoderStates
 from forescribe.asr.segment.vad import Loudness
 from forescribe.asr.segment.windows import Window
 from forescribe.asr.words.timing import TokenTimes
-from forescribe.speculative.requests import Result
+from forescribe.speculative.requests import Finish, Request, Result, Source
 from tests.asr.decode.ways import Ear, running
 
 pytestmark = pytest.mark.usefixtures("encoded_once")
@@ -528,6 +531,16 @@ def _stuck(demo, memo, monkeypatch, texts, *, timestamps=True):
     (outcome,) = demo.transcribe([(read_audio(memo)[: 20 * RATE], RATE)], options)
     first = outcome.decoded[0].index
     return outcome.transcript, [d for d in outcome.decoded if d.index == first]
+
+
+def test_where_no_voice_was_detected_no_speech_is_what_its_own_token_says(demo) -> None:
+    """The first number of a probe; the others are those of languages."""
+    tokens = demo.whisper.tokenizer.encode(" Nobody else was there.", add_special_tokens=False)
+    said, pending = len(tokens), Mock(window=Mock(unheard=True))
+    for probe, judgement in (((0.9, 0.0), Judgement.SILENCE), ((0.0, 0.9), Judgement.KEEP)):
+        result = Result(Request((1,)), tuple(tokens), (-0.1,) * said, (Source.PLAIN,) * said,
+                        Finish.STOP, rounds=said, drafted=0, accepted=0, probe=probe)  # fmt: skip
+        assert answer_of(demo.whisper, None, result, pending).judgement is judgement
 
 
 def test_voice_between_segments_is_counted_where_it_is_more_than_a_word_lasts() -> None:
