@@ -35,6 +35,10 @@ import psutil
 START_S = 180.0
 PATIENCE_S = 240.0
 
+AGAIN_S = 30.0
+"""How long a result may be answered with 503: until what was asked of a storage before it came back is given
+up."""
+
 
 class Wrong(Exception):
     """A requirement does not hold."""
@@ -137,7 +141,15 @@ class Server:
         return self.job(id)
 
     def text(self, id: str) -> str:
-        return str(self.http.get(f"/v1/jobs/{id}/result").json().get("text"))
+        """Asked for again, as a client does, while the storage of results does not answer."""
+        found: list[httpx.Response] = []
+
+        def answered() -> bool:
+            found[:] = [self.http.get(f"/v1/jobs/{id}/result")]
+            return found[0].status_code != 503
+
+        until(answered, AGAIN_S, f"{id}: no result but 503")
+        return str(found[0].json().get("text"))
 
     def log(self) -> list[list[str]]:
         path = self.folder / "log"

@@ -89,7 +89,8 @@ def disturbed(storm: Storm, seconds: float, long: bool, rng: random.Random) -> s
             job = scene.near.ended(id, patience_s)
             holds(job["state"] == "succeeded", f"{text} is {job['state']}: {job['error']}")
             for server in both:
-                holds(server.text(id) == right(text, GROUPS), f"{text} has another text")
+                said_by = server.text(id)
+                holds(said_by == right(text, GROUPS), f"{text} has another text: {said_by[:99]}")
             told = scene.near.http.get(f"/v1/jobs/{id}/events").text.count("event: segment")
             holds(told == GROUPS, f"{text} tells of {told} groups")
         wanted = {f"msg_{id}.1" for id in made}

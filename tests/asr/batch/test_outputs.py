@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.batch import destinations
+from forescribe.asr.batch.ledger import Destination, Ledger, Record, result_fields
 from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats.transcript import Transcript
@@ -63,6 +64,23 @@ def test_no_two_recordings_share_a_stem(sources) -> None:
     assert list(found) == sources
     assert len(set(found.values())) == len(sources)
     assert not any("/" in stem or not stem for stem in found.values())
+
+
+def test_of_several_names_the_one_that_was_written_last_comes_first() -> None:
+    class Known(Destination):
+        def exists(self, name: str) -> bool:
+            return True
+
+        def fresh(self) -> list[Record]:
+            written = [(f"{stem}.txt",) for stem in ("one", "two", "one")]
+            return [Record("a.wav", "succeeded", "a.wav", outputs=each) for each in written]
+
+    assert Ledger(Known()).stems_of("a.wav") == ["one", "two"]
+
+
+@pytest.mark.parametrize(("wall_s", "rtfx"), [(0.5, 2.0), (0.0, None)])
+def test_a_record_tells_how_fast_a_recording_was(wall_s, rtfx) -> None:
+    assert result_fields(TRANSCRIPT, None, wall_s)["rtfx"] == rtfx
 
 
 def test_long_names_are_cut_so_that_files_can_have_them() -> None:

@@ -12,7 +12,7 @@ from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Notice, Word
 from forescribe.diarize.attribution import attribute_speakers, without_speakers
 from forescribe.diarize.turns import Turns
-from tests.diarize.attribution.test_word_speakers import even, heard, words_and_turns
+from tests.diarize.attribution.test_word_speakers import even, heard, said, words_and_turns
 from tests.diarize.conversations import transcript
 
 
@@ -82,6 +82,12 @@ def test_a_segment_without_word_times_gets_the_speaker_of_most_of_its_time() -> 
     assert found.turns == tuple(turns) and found.diarized
     (last,) = attribute_speakers(transcript([even(1)], words=False), turns, turns).segments
     assert last.speaker == "A"  # also the only word of a segment has a time
+    given, turns = (
+        transcript([[said(" so", 0, 1)]], words=False),
+        heard((0, 0.55, "A"), (0.55, 1, "B")),
+    )
+    (whole,) = attribute_speakers(given, turns, turns).segments
+    assert whole.speaker == "A"  # all of it
 
 
 def test_a_listeners_word_that_was_left_out_counts_in_the_coverage() -> None:

@@ -149,6 +149,15 @@ def test_words_of_a_listener_in_overlap_keep_their_speaker() -> None:
     assert found[5].overlap and found[6].overlap and not found[1].overlap
 
 
+@pytest.mark.parametrize(("start", "others"), [(0.5, ("B",)), (0.6, ())])
+def test_who_speaks_during_half_of_a_word_is_heard_in_it(
+    start: float, others: tuple[str, ...]
+) -> None:
+    regular = heard((0, 2, "A"), (start, 2, "B"))
+    (found,) = assign_speakers([said(" well.", 0, 1)], heard((0, 2, "A")), regular)
+    assert found.others == others and found.overlap == bool(others)
+
+
 def test_a_word_stretched_over_a_pause_does_not_swallow_the_next_turn() -> None:
     words = [*even(3), said(" end.", 1.2, 9.0), *even(4, 9.1, sign=".")]
     turns = heard((0, 1.6, "A"), (4, 12, "B"))
@@ -160,6 +169,8 @@ def test_words_far_from_turns_have_no_speaker_unless_their_sentence_has_one() ->
     assert speakers(words, heard((0, 1.2, "A"))) == ["A"] * 3 + [None]
     trailing = [*even(3), said(" then", 2.9, 3.1), said(" so", 4.0, 4.2)]
     assert speakers(trailing, heard((0, 1.2, "A"))) == ["A"] * 5
+    paused = [*even(3), said(" so", 20, 20.2)]
+    assert speakers(paused, heard((0, 1.2, "A"))) == ["A"] * 3 + [None]
 
 
 def test_a_ghost_speaker_of_a_few_milliseconds_gets_no_word() -> None:
