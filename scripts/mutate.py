@@ -35,7 +35,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 0
-PATIENCE = 5
+PATIENCE = 3
 """Times the run without a mutant, plus a minute: one that takes longer waits for ever, which is noticed."""
 
 IMPORTED = (
@@ -196,6 +196,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "JobTable.set_progress",
         '3 -> 4 in self._append(tx, id, "progress", {"done_s": round(done_s, 3)})',
     ): "a digit more of a second is the same progress",
+    (
+        "store",
+        "Store.sweep",
+        "FOLDERS.c.at <= database_time(tx) - older_s -> (FOLDERS.c.at < database_time(tx) - older_s)",
+    ): "a folder of exactly this age may be swept either time",
     (
         "stores",
         "Store.fetch",
