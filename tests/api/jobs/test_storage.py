@@ -23,7 +23,7 @@ from forescribe.api.jobs.database import Database, _configure_sqlite, database_d
 from forescribe.api.jobs.files import DiskFiles
 from forescribe.api.jobs.store import Store
 from forescribe.api.process import PASSING
-from forescribe.asr.errors import CapacityError, OutputError, UsageError
+from forescribe.asr.errors import CapacityError, OutputError, StorageError, UsageError
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, ended, submit
 
@@ -285,6 +285,14 @@ def test_other_faults_of_the_database_stay_what_they_are(tmp_path) -> None:
         tx.exec_driver_sql("PRAGMA query_only=ON")
         tx.rollback()
     assert not store.writable() and store.database.available()
+    store.close()
+
+
+def test_a_store_whose_files_cannot_be_written_says_so(tmp_path, monkeypatch) -> None:
+    store = Store.open(tmp_path)
+    for error in (OutputError("full"), StorageError("the object storage does not answer")):
+        monkeypatch.setattr(store.files, "probe", Mock(side_effect=error))
+        assert not store.writable() and store.database.accepts_writes()
     store.close()
 
 

@@ -72,7 +72,9 @@ def test_a_large_file_is_copied_both_ways(store: Store, tmp_path: Path) -> None:
     source, copy = tmp_path / "source", tmp_path / "copy"
     source.write_bytes(os.urandom(20 << 20))
     store.put("large", source)
-    entry = store.fetch("large", copy)
+    told = list[int]()
+    entry = store.fetch("large", copy, progress=told.append)
+    assert told[-1] == entry.size and told == sorted(set(told)), "bytes so far"
     assert entry.key == "large" and entry.size == 20 << 20
     assert copy.read_bytes() == source.read_bytes()
 
