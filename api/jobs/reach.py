@@ -1,7 +1,7 @@
 """Whether a server that all requests share can be reached: a database behind a partition, an object storage.
 
-While it does not answer, one thread asks it at a time, and the others are told at once. Else each request
-would hold a thread until the network gives up, and soon none were left for those that need no job.
+While it does not answer, one thread asks it every few seconds, and the others are told at once. Else each
+request would hold a thread until the network gives up, and soon none were left for those that need no job.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from contextlib import contextmanager
 
 class Reach:
     """Of one server. `away` makes the error of those who are told at once, `lost` tells whether an error
-    means that nobody answers. Where somebody asks and nobody is answered for `slow_s`, it counts as away."""
+    means that nobody answers. Where somebody asks and nobody is answered for `slow_s`, it counts as away.
+    Who began more than `look_s` ago keeps nobody from asking: a transfer may last for hours."""
 
     def __init__(
         self,
         away: Callable[[], Exception],
         lost: Callable[[Exception], bool],
         slow_s: float = math.inf,
+        look_s: float = 5.0,
     ) -> None:
-        self._away, self._lost, self._slow_s = away, lost, slow_s
+        self._away, self._lost, self._slow_s, self._look_s = away, lost, slow_s, look_s
         self._lock = threading.Lock()
         self._asking = dict[object, float]()  # since when
         self._answered_s, self._silent = -math.inf, False
@@ -34,7 +36,8 @@ class Reach:
         me, now = object(), time.monotonic()
         with self._lock:
             since_s = max(self._answered_s, min(self._asking.values(), default=now))
-            if self._asking and (self._silent or now - since_s > self._slow_s):
+            looked = any(now - began < self._look_s for began in self._asking.values())
+            if looked and (self._silent or now - since_s > self._slow_s):
                 raise self._away()
             self._asking[me] = now
         silent = False

@@ -7,6 +7,7 @@ are extensions; SDKs send them as `extra_body`. Does not know how texts are gene
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import Counter
@@ -188,8 +189,9 @@ Form = CompletionForm | ChatForm
 async def parse(request: Request, kind: type[Form]) -> Form:
     """Read and check the body. Raises ApiError `invalid_value` with the name of the field."""
     body = await json_object(request, MAX_BODY)
-    # null counts as absent
-    values = {k: v for k, v in body.items() if v is not None and not _idle(k, v)}
+    # As of JSON: 0 is no false.
+    idle = {name: [*map(json.dumps, (None, *IDLE.get(name, ())))] for name in body}
+    values = {k: v for k, v in body.items() if json.dumps(v) not in idle[k]}
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -198,11 +200,6 @@ async def parse(request: Request, kind: type[Form]) -> Form:
         if param in IDLE:
             message = "is not here: this server writes text, and calls, biases and stores nothing"
         raise ApiError("invalid_value", f"{place or param}: {message}", param=param) from error
-
-
-def _idle(name: str, value: object) -> bool:
-    """Whether the field asks for nothing; 0 is no false."""
-    return any(value == one and type(value) is type(one) for one in IDLE.get(name, ()))
 
 
 def texts_of(form: Form, encode: Callable[[Prompt], tuple[int, ...]]) -> list[Text]:

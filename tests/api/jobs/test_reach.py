@@ -23,8 +23,8 @@ class Lost(Exception):
     pass
 
 
-def reach(slow_s: float = float("inf")) -> Reach:
-    return Reach(Away, lambda error: isinstance(error, Lost), slow_s)
+def reach(slow_s: float = float("inf"), look_s: float = 30.0) -> Reach:
+    return Reach(Away, lambda error: isinstance(error, Lost), slow_s, look_s)
 
 
 def ask(reach: Reach, *errors: type[Exception]) -> None:
@@ -95,6 +95,24 @@ def test_after_a_loss_one_asks_at_a_time_until_it_is_answered(waiting) -> None:
         both = [waiting(tried), waiting(tried)]
         waiting.answer.set()
         assert [future.result() for future in both] == [None, None]
+
+
+def test_a_long_transfer_keeps_nobody_from_asking_after_a_loss(waiting) -> None:
+    tried = reach(look_s=0.2)
+    transfer = waiting(tried)
+    with pytest.raises(Lost):
+        ask(tried, Lost)
+    with pytest.raises(Away):
+        ask(tried)
+    time.sleep(0.25)
+    looking = waiting(tried)
+    with pytest.raises(Away):  # one at a time
+        ask(tried)
+    time.sleep(0.25)
+    ask(tried)  # answered: all may ask
+    ask(tried)
+    waiting.answer.set()
+    assert [transfer.result(), looking.result()] == [None, None]
 
 
 def test_an_error_that_is_an_answer_refuses_nobody(waiting) -> None:
