@@ -35,9 +35,9 @@ import psutil
 START_S = 180.0
 PATIENCE_S = 240.0
 
-AGAIN_S = 30.0
-"""How long a result may be answered with 503: until what was asked of a storage before it came back is given
-up."""
+AGAIN_S = 15.0
+"""How long a result may be answered with 503 after the storage came back: somebody may be waiting since
+before, and others are let through every five seconds."""
 
 
 class Wrong(Exception):
