@@ -98,7 +98,7 @@ class Store:
                 return self._copy(key, path, progress)
             except BaseException as error:
                 with suppress(OSError):
-                    path.unlink(missing_ok=True)
+                    path.unlink()
                 if not isinstance(error, UnavailableError) or attempt >= self.attempts:
                     raise
             time.sleep(random.random() * PAUSE_S * 2**attempt)
