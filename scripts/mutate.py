@@ -204,7 +204,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "stores",
         "Store.fetch",
-        "random.random() * PAUSE_S -> ((random.random()) + (PAUSE_S))",
+        "2 -> 3 in time.sleep(random.random() * PAUSE_S * 2**attempt)",
     ): "a pause of any length",
     (
         "walk",
