@@ -125,7 +125,7 @@ export class Realtime {
 // One socket. `ended` resolves to the code of its close, and the server's reason.
 class Session {
   constructor(config, hear) {
-    this.ready = false;
+    this.configured = false;
     this.reason = "";
     this.ended = new Promise((resolve) => (this.end = resolve));
     const address = new URL("v1/realtime?intent=transcription", document.baseURI);
@@ -135,11 +135,16 @@ class Session {
     socket.onmessage = ({ data }) => {
       const event = JSON.parse(data);
       if (event.type === "session.created") this.say("session.update", { event_id: "configure", session: config });
-      if (event.type === "session.updated") this.ready = true;
+      if (event.type === "session.updated") this.configured = true;
       if (event.type === "error") this.reason = event.error.message;
       hear(event);
       if (event.type === "error" && event.error.event_id === "configure") this.leave(REFUSED[0]);
     };
+  }
+
+  // What is said to one that is being closed is lost, and browsers log an error.
+  get ready() {
+    return this.configured && this.socket.readyState === WebSocket.OPEN;
   }
 
   say(type, fields = {}) {
@@ -147,7 +152,6 @@ class Session {
   }
 
   leave(code = 1006) {
-    this.ready = false;
     this.socket.onclose = this.socket.onmessage = null;
     this.socket.close();
     this.end({ code, reason: this.reason });
