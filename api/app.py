@@ -25,7 +25,7 @@ from .http import errors
 from .http.errors import RequestId
 from .http.openapi import describe
 from .http.origins import EXPOSED, OriginGuard
-from .process import Failure, exit_failed, exit_hung, log_unexpected, share_heaps, watch
+from .process import Failure, exit_failed, exit_hung, log_unexpected, watch
 from .realtime.streams import Streams
 from .routers import asr_webservice, audio, endpoints, operations, page, realtime, text
 from .routers.operations import Readiness
@@ -107,7 +107,6 @@ def _application(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        share_heaps()
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="asyncio")
         asyncio.get_running_loop().set_default_executor(threads)
         for engine in engines:

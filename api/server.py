@@ -27,7 +27,7 @@ from forescribe.asr.errors import CapacityError, UsageError, how_to_install
 
 from .app import create_app, create_worker_app
 from .http.protocols import PING_S, PONG_S, HttpProtocol, SocketProtocol
-from .process import Failure, Life
+from .process import Failure, Life, share_heaps
 from .realtime.connection import MAX_MESSAGE
 from .settings import Settings
 from .speech.serving import Serving
@@ -184,6 +184,7 @@ def _run(
 ) -> None:
     """Serve on bound sockets until a signal or a failure ends it; on nothing, if there are no sockets."""
     configure_logs()
+    share_heaps()  # before object storage begins its threads
     serving = Serving.of(settings)
     jobs = _jobs(settings, serving)
 

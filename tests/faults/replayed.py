@@ -17,6 +17,7 @@ from benchmarks.replay import Replay
 from forescribe.api.app import create_app
 from forescribe.api.http.protocols import HttpProtocol, SocketProtocol
 from forescribe.api.jobs.service import Jobs
+from forescribe.api.process import share_heaps
 from forescribe.api.settings import NO_DIARIZER, Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.decode.options import Guards, Options
@@ -34,6 +35,7 @@ class Known(dict[Any, Any]):
 
 
 def main() -> None:
+    share_heaps()
     folder, port, *recordings = sys.argv[1:]
     transcriber = Transcriber.load("tiny.en", "none", gamma=0, beam_size=1)
     options = Options(language="en", words=True, guards=Guards())
