@@ -49,7 +49,8 @@ class Admission:
         self.settings = settings
         self._lock = threading.RLock()
         self._inside: dict[Reservation, None] = {}  # oldest first
-        self._closed = False
+        self.closed = False
+        """Admit nothing that needs a model: a job is to be done with nothing beside it."""
 
     @property
     def requests(self) -> int:
@@ -68,22 +69,15 @@ class Admission:
         with self._lock:
             return sum(each.seconds for each in self._inside)
 
-    def keep_out(self) -> None:
-        """Admit nothing that needs a model, until `let_in`: a job is to be done with nothing beside it."""
-        self._closed = True
-
-    def let_in(self) -> None:
-        self._closed = False
-
     @property
     def vacant(self) -> bool:
         """Whether others are kept out, and none of them is inside."""
         with self._lock:
-            return self._closed and all(each.stored for each in self._inside)
+            return self.closed and all(each.stored for each in self._inside)
 
     def check(self) -> None:
         """Raises ApiError `overloaded` while others are kept out."""
-        if self._closed:
+        if self.closed:
             raise ApiError(
                 "overloaded", "a job is being done here that must have no other beside it"
             )

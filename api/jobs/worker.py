@@ -120,7 +120,7 @@ class Worker:
             return False
         admission = self.serving.admission
         if runs:
-            admission.let_in()
+            admission.closed = False
         if len(runs) >= self.concurrency or self.serving.life.state != "ready":
             return False
         claimed = self.store.jobs.claim(
@@ -134,7 +134,7 @@ class Worker:
                 self._make_room(now)
             return False
         if claimed is None:
-            admission.let_in()
+            admission.closed = False
             return False
         job, taken_over = claimed
         if taken_over:
@@ -147,7 +147,7 @@ class Worker:
         if run.alone:
             self._asked_s = -math.inf  # the next one has all of `ASK_S` again
         else:
-            admission.let_in()
+            admission.closed = False
         self._runs[job.id] = run
         threading.Thread(target=self._do, args=(run,), name="job", daemon=True).start()
         return True
@@ -157,10 +157,7 @@ class Worker:
         last for hours, so this ends after a while, and is tried again."""
         if now - self._asked_s >= ASK_EVERY_S:
             self._asked_s = now
-        if now - self._asked_s < ASK_S:
-            self.serving.admission.keep_out()
-        else:
-            self.serving.admission.let_in()
+        self.serving.admission.closed = now - self._asked_s < ASK_S
 
     # -- the thread of a job ----------------------------------------------------------------------
 
