@@ -5,6 +5,8 @@ Knows connections, transactions and their faults; does not know what rows mean.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,8 +45,13 @@ hours. The query of the URL takes precedence."""
 SLOW_S = 5.0
 """Without an answer, until other requests for a connection are refused at once."""
 
-_AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
-"""PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
+STUCK_S = 60.0
+"""Until a connection that is in use counts as lost: transactions take milliseconds, and a server that is
+frozen, or a proxy that has lost its own, acknowledges packets for ever."""
+
+_AWAY = ("25006", "40", "53", "55P03", "57", "58", "SQLITE_BUSY")
+"""Beginnings of codes of errors that pass. Of PostgreSQL: read only, deadlocks, too few resources, locks and
+statements that took too long, a server that begins or ends, errors of its system."""
 
 _FULL = ("SQLITE_FULL", "53100")
 _UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
@@ -68,9 +75,8 @@ class Database:
         """
         try:
             address = _address(url)
-            pool = None if address.get_backend_name() == "sqlite" else _Pool
-            engine = sa.create_engine(address, pool_pre_ping=True, poolclass=pool)
-            if pool is None:
+            engine = sa.create_engine(address, pool_pre_ping=True, poolclass=_Pool)
+            if engine.dialect.name == "sqlite":
                 event.listen(engine, "connect", _configure_sqlite)
             try:
                 _create_tables(engine)
@@ -129,9 +135,10 @@ class Database:
         return bool(known == place)
 
     def lost(self, error: sa.exc.DBAPIError) -> bool:
-        """Whether the error means that the database went away: the connection was cut, the server is down,
-        or it is a replica that takes no writes yet."""
-        return error.connection_invalidated or _error_name(error) in _AWAY or not self.available()
+        """Whether the error means that the database went away: the connection was cut, the server is down or
+        overloaded, others lock it, or it is a replica that takes no writes yet."""
+        passes = _error_name(error).startswith(_AWAY)
+        return error.connection_invalidated or passes or not self.available()
 
     def truncate_log(self) -> None:
         """Remove deleted rows from SQLite's write-ahead log too, once no reader uses it."""
@@ -149,11 +156,27 @@ class Database:
 
 
 class _Pool(sa.QueuePool):
-    """Connections to a server; each answers before it is used."""
+    """Connections, each of which answers before it is used. Who asks for one cuts those that are stuck."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "timeout": SLOW_S})
         self._reach = Reach(_unanswered, lambda error: True, SLOW_S)
+        self._taken = dict[Any, float]()
+
+    def _do_get(self) -> sa.pool.ConnectionPoolEntry:
+        now = time.monotonic()
+        for entry, since_s in list(self._taken.items()):
+            if now - since_s > STUCK_S:
+                with suppress(Exception):  # of SQLite; or it was closed by now
+                    with socket.socket(fileno=os.dup(entry.driver_connection.fileno())) as line:
+                        line.shutdown(socket.SHUT_RDWR)  # `close` would leave its reader waiting
+        entry = super()._do_get()
+        self._taken[entry] = now
+        return entry
+
+    def _do_return_conn(self, record: sa.pool.ConnectionPoolEntry) -> None:
+        self._taken.pop(record, None)
+        super()._do_return_conn(record)
 
     def connect(self) -> sa.PoolProxiedConnection:
         """Raises OperationalError where there is none, at once while others wait for the server."""

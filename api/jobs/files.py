@@ -8,19 +8,20 @@ FileNotFoundError and StorageError. Does not know what the files hold.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from uuid import uuid4
-from weakref import WeakValueDictionary
 
 from forescribe.asr.errors import StorageError
 
@@ -100,8 +101,13 @@ class DiskFiles:
 
     def delete_all(self, job: str) -> None:
         """Delete all files of a job."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.root / job)
+        path = self.root / job
+        while path.exists():
+            try:
+                shutil.rmtree(path)
+            except OSError as error:  # another thread has added a file since, or deleted one
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise
 
     def jobs(self) -> set[str]:
         """The jobs that have files. Lists the whole store."""
@@ -202,20 +208,28 @@ class Copies:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self._fetching = WeakValueDictionary[str, threading.Lock]()
+        self._lock, self._fetching = threading.Lock(), dict[str, Future[None]]()
         folder.mkdir(parents=True, exist_ok=True)
 
     def copy(self, name: str, fetch: Callable[[Path], object]) -> Path:
         """The copy of an object, whose name no other one has; it is fetched once for all who need it at a
-        time. Raises what `fetch` raises, which removes what is incomplete."""
-        path = self.folder / name
-        with self._fetching.setdefault(name, threading.Lock()):
+        time. All of them raise what `fetch` raises, which removes what is incomplete."""
+        path, mine = self.folder / name, Future[None]()
+        with self._lock:
             with suppress(FileNotFoundError):
                 os.utime(path, (time.time(), path.stat().st_mtime))
                 return path
-            new = self.folder / f"{INCOMPLETE}{uuid4().hex}"
-            fetch(new)
-            os.replace(new, path)
+            fetching = self._fetching.setdefault(name, mine)
+        if fetching is mine:
+            try:
+                fetch(new := self.folder / f"{INCOMPLETE}{uuid4().hex}")
+                os.replace(new, path)
+                mine.set_result(None)
+            except BaseException as error:
+                mine.set_exception(error)
+            finally:
+                del self._fetching[name]
+        fetching.result()
         self.trim()
         return path
 

@@ -35,8 +35,9 @@ class Reach:
         """A request, which holds its thread until it is answered. Raises `away` if another one is not."""
         me, now = object(), time.monotonic()
         with self._lock:
-            since_s = max(self._answered_s, min(self._asking.values(), default=now))
-            looked = any(now - began < self._look_s for began in self._asking.values())
+            began = self._asking.values()
+            since_s = min((each for each in began if each > self._answered_s), default=now)
+            looked = any(now - each < self._look_s for each in began)
             if looked and (self._silent or now - since_s > self._slow_s):
                 raise self._away()
             self._asking[me] = now

@@ -48,18 +48,16 @@ if TYPE_CHECKING:
 PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
 """Pauses between the attempts of a step whose error may pass."""
 
-TEMPORARY = frozenset({"internal_error", "overloaded", "unwritable_output", "storage_full"})
-"""Codes of errors that may pass."""
-
 POLL_S = 0.1
 """How often a job that waits for the engine looks whether it goes on."""
 
 RELEASE_S = 10.0
 """How long to wait for the engine's round and the reader's block in which a recording is cancelled."""
 
-STORAGE = frozenset({"storage_full", "unwritable_output"})
-AWAY = frozenset({"storage_unavailable", "storage_denied"})
-"""Codes of object storage that does not answer, throttles, or does not accept the credentials (any more)."""
+STORAGE = frozenset({"storage_full", "unwritable_output", "storage_denied"})
+"""Codes of a disk that is full or read-only, of credentials that are not accepted, or not for one file."""
+TEMPORARY = STORAGE | {"internal_error", "overloaded"}
+"""Codes of errors that may pass."""
 
 MIN_FREE_BYTES = 4 << 20
 """With less a disk counts as full, whatever the settings say."""
@@ -401,11 +399,12 @@ class Walk:
             self.current(run, risk=None)
 
     def outage(self, error: Exception) -> bool:
-        """Whether a database or object storage is away, or a disk is full or read-only."""
+        """Whether a database or object storage is away or throttles, or a disk is full or read-only."""
         if isinstance(error, DBAPIError):
             return self.store.database.lost(error)
         code = error.code if isinstance(error, (ForescribeError, ApiError)) else None
-        away = code in AWAY or (code in STORAGE and isinstance(error.__cause__, DBAPIError))
+        full = code in STORAGE and isinstance(error.__cause__, DBAPIError)
+        away = full or code == "storage_unavailable"
         return away or (code in STORAGE and not self.writable())
 
     def writable(self) -> bool:

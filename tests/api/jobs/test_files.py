@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,25 @@ def test_a_process_that_dies_in_mid_write_leaves_nothing_but_in_its_jobs_folder(
     assert files.jobs() == set()
 
 
+@pytest.mark.parametrize("meanwhile", ["deleted", "added"])
+def test_a_folder_leaves_whole_whatever_others_do_in_it(tmp_path, monkeypatch, meanwhile) -> None:
+    """A correction that came too late deletes its own file, and then the audio stayed."""
+    files, unlink, met = DiskFiles(tmp_path), os.unlink, list[str]()
+    names = [files.put("a", "x", b"1") for _ in range(3)]
+
+    def meeting(path, **at) -> None:
+        met.append(path)
+        if meanwhile == "deleted" and len(met) == 1:
+            unlink(tmp_path / "a" / path)
+        if meanwhile == "added" and len(met) == len(names):
+            (tmp_path / "a" / "late").write_bytes(b"2")
+        unlink(path, **at)
+
+    monkeypatch.setattr(os, "unlink", meeting)
+    files.delete_all("a")
+    assert len(met) > len(names) and files.jobs() == set()
+
+
 class Objects:
     """Copies of objects of 40 bytes, or of other sizes; `fetched` lists them in order."""
 
@@ -131,7 +151,7 @@ def test_copies_are_kept_as_long_as_somebody_asks_for_them(tmp_path) -> None:
     assert names(tmp_path) == set()
 
 
-def test_one_fetch_serves_all_who_wait_for_it_and_a_failed_one_none(tmp_path) -> None:
+def test_all_who_wait_for_a_copy_have_the_end_of_one_fetch(tmp_path) -> None:
     go, count = threading.Event(), [0]
     copies, ended = Copies(tmp_path, 100), list[str]()
 
@@ -148,14 +168,19 @@ def test_one_fetch_serves_all_who_wait_for_it_and_a_failed_one_none(tmp_path) ->
         except OSError:
             ended.append("failed")
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    until(lambda: count[0] == 1)
-    go.set()
-    for thread in threads:
-        thread.join()
-    assert sorted(ended) == ["failed", "x", "x", "x"] and count[0] == 2
+    for fetched, end in enumerate(("failed", "x"), 1):  # a failed one is not the end of the next
+        ended.clear()
+        go.clear()
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        until(lambda n=fetched: count[0] == n)
+        time.sleep(0.1)  # the others wait by now
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert ended == [end] * 4 and count[0] == fetched
+    assert copies.copy("a", fetch) == tmp_path / "a" and count[0] == 2
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_worker_app
-from forescribe.asr.errors import OutputError
+from forescribe.asr.errors import OutputError, StorageError
 from forescribe.asr.storage.errors import DeniedError, UnavailableError
 from forescribe.asr.storage.locations import Location
 from tests.api.conftest import memo, until
@@ -98,6 +98,29 @@ def test_storage_that_is_away_is_waited_for_however_long(
     assert ended(client, job)["state"] == "succeeded"
     assert client.get(f"{JOBS}/{job}/result").json()["text"]
     assert len(client.get(JOBS).json()["data"]) == 1
+
+
+def test_a_file_that_is_denied_while_others_are_not_fails_its_job(
+    client, held, objects, monkeypatch
+) -> None:
+    """Waiting would never end: its bucket is there, and takes others."""
+    fetch, denied = objects.objects.fetch, list[str]()
+
+    def refused(key, path):
+        if "/audio-" in key:
+            denied.append(key)
+            raise StorageError("no", code="storage_denied")
+        fetch(key, path)
+
+    monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(objects.objects, "fetch", refused)
+    held.set()
+    job = submit(client, memo(2)).json()["id"]
+    failed = ended(client, job)
+    assert (failed["state"], failed["error"]["code"]) == ("failed", "storage_denied")
+    assert len(denied) == 4
+    monkeypatch.setattr(objects.objects, "fetch", fetch)
+    assert ended(client, submit(client, memo(2)).json()["id"])["state"] == "succeeded"
 
 
 def test_a_copy_for_which_there_is_no_room_is_waited_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 from forescribe.api.jobs import database
 from forescribe.api.jobs.database import Database
 from forescribe.api.jobs.reach import Reach
+from tests.api.jobs.application import database_of
 
 
 class Away(Exception):
@@ -68,14 +70,14 @@ def test_many_ask_at_a_time_while_answers_come(waiting) -> None:
 
 def test_nobody_waits_behind_one_who_gets_no_answer(waiting) -> None:
     tried = reach(slow_s=0.05)
-    first = waiting(tried)
-    ask(tried)  # not known yet
+    ask(tried)
+    both = [waiting(tried), waiting(tried)]  # not known yet
     time.sleep(0.1)
     for _ in range(3):
         with pytest.raises(Away):
             ask(tried)
     waiting.answer.set()
-    first.result()
+    assert [future.result() for future in both] == [None] * 2
     ask(tried)
 
 
@@ -115,6 +117,17 @@ def test_a_long_transfer_keeps_nobody_from_asking_after_a_loss(waiting) -> None:
     assert [transfer.result(), looking.result()] == [None, None]
 
 
+def test_who_was_not_answered_before_others_were_refuses_nobody(waiting) -> None:
+    """A quiet spell is no silence of the server."""
+    tried = reach(slow_s=0.05)
+    old = waiting(tried)
+    ask(tried)
+    time.sleep(0.1)
+    both = [waiting(tried), waiting(tried)]
+    waiting.answer.set()
+    assert [future.result() for future in (old, *both)] == [None] * 3
+
+
 def test_an_error_that_is_an_answer_refuses_nobody(waiting) -> None:
     tried = reach()
     with pytest.raises(ValueError):
@@ -131,6 +144,64 @@ def test_a_connection_that_cannot_be_made_is_a_database_that_is_away() -> None:
     store = Database(engine)
     engine.connect = Mock(side_effect=AssertionError)  # type: ignore[method-assign]
     assert store.lost(refused.value)
+
+
+class Line:
+    """A driver's connection to a server that acknowledges what it is sent, and does not answer."""
+
+    def __init__(self) -> None:
+        self.own, self.far = socket.socketpair()
+        self.fileno, self.rollback = self.own.fileno, Mock()
+
+    def close(self) -> None:
+        self.own.close()
+        self.far.close()
+
+
+def test_who_asks_for_a_connection_frees_those_that_are_stuck(monkeypatch) -> None:
+    """Threads that wait for an answer for ever would use up the pool, and no look would tell."""
+    monkeypatch.setattr(database, "SLOW_S", 0.1)
+    pool = database._Pool(Line, pool_size=2, max_overflow=0)
+    for _ in range(2):
+        monkeypatch.setattr(database, "STUCK_S", 60.0)
+        stuck = [pool.connect(), pool.connect()]
+        lines = [each.driver_connection for each in stuck]
+        with ThreadPoolExecutor() as threads:
+            waiting = [threads.submit(line.own.recv, 1) for line in lines]
+            with pytest.raises(sa.exc.OperationalError):
+                pool.connect()
+            assert not any(future.done() for future in waiting)
+            monkeypatch.setattr(database, "STUCK_S", 0.05)
+            with pytest.raises(sa.exc.OperationalError):
+                pool.connect()
+            assert [future.result(5) for future in waiting] == [b"", b""]
+        for each in stuck:  # as SQLAlchemy does where a connection was lost
+            each.invalidate()
+            each.close()
+        fresh = pool.connect()
+        assert fresh.driver_connection not in lines
+        fresh.close()
+    assert not pool._taken
+    pool.dispose()
+
+
+def test_a_statement_without_an_answer_is_given_up(monkeypatch) -> None:
+    store = Database.open(database_of("postgresql"))
+
+    def stuck() -> None:
+        with store.transaction() as tx:
+            tx.exec_driver_sql("select pg_sleep(30)")
+
+    monkeypatch.setattr(database, "STUCK_S", 0.2)
+    with ThreadPoolExecutor() as threads:
+        for _ in range(2):
+            waiting = threads.submit(stuck)
+            time.sleep(0.4)
+            assert not waiting.done() and store.accepts_writes()
+            with pytest.raises(sa.exc.OperationalError) as lost:
+                waiting.result(5)
+            assert lost.value.connection_invalidated and store.lost(lost.value)
+    store.close()
 
 
 def test_who_finds_no_connection_free_waits_seconds(monkeypatch) -> None:

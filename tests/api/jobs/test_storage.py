@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
 from unittest.mock import Mock
@@ -278,13 +278,41 @@ def test_other_faults_of_the_database_stay_what_they_are(tmp_path) -> None:
         raise fault("SQLITE_ERROR")
     store = Store.open(tmp_path)
     assert store.database.lost(fault(state="25006")) and store.database.lost(fault(state="57P03"))
+    for state in ("57014", "55P03", "58030", "53200", "40P01"):
+        assert store.database.lost(fault(state=state))
     assert not store.database.lost(fault("SQLITE_ERROR"))
+    assert not store.database.lost(fault(state="42P01"))
     gone = OperationalError("select", {}, Exception(), connection_invalidated=True)
     assert store.database.lost(gone) and store.writable()
     with store.database.engine.connect() as tx:
         tx.exec_driver_sql("PRAGMA query_only=ON")
         tx.rollback()
     assert not store.writable() and store.database.available()
+    store.close()
+
+
+def test_a_file_of_sqlite_that_others_lock_is_a_database_that_is_away(tmp_path) -> None:
+    """By a statement that waits for the lock, and where such statements have all connections."""
+    store, pool = Store.open(tmp_path), []
+    with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+        other.execute("begin immediate")
+        for pragma in ("busy_timeout=0", "busy_timeout=30000"):
+            with store.database.engine.connect() as tx:
+                tx.exec_driver_sql(f"PRAGMA {pragma}")
+                tx.rollback()
+            if pragma == "busy_timeout=0":
+                with pytest.raises(OperationalError) as locked, store.transaction():
+                    pass
+                assert store.database.lost(locked.value)
+    while True:
+        try:
+            pool.append(store.database.engine.connect())
+        except OperationalError as none_free:
+            assert store.database.lost(none_free)
+            break
+    for tx in pool:
+        tx.close()
+    assert store.database.available() and store.writable()
     store.close()
 
 
