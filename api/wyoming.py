@@ -248,16 +248,12 @@ class Request:
         if self._received_s > (most := self.connection.settings.max_audio_s):
             raise ApiError("audio_too_long", f"longer than {most:g} s")
         for at in range(0, len(data), second):
-            await asyncio.to_thread(self._fed, data[at : at + second])
+            samples = await asyncio.to_thread(self.audio.push, data[at : at + second])
+            await asyncio.to_thread(self._stream.feed, samples)
             while self._stream.behind_s > MAX_BEHIND_S:
                 await asyncio.sleep(0.05)
             while not self._told.empty():
                 await self._send(self._told.get_nowait())
-
-    def _fed(self, data: bytes) -> None:
-        """In a thread: resampling takes time, too."""
-        assert self._stream is not None
-        self._stream.feed(self.audio.push(data))
 
     async def finish(self) -> None:
         """Send the transcript. Raises ApiError if there is none in time."""

@@ -87,14 +87,14 @@ def _of_modules(name: str) -> Callable[..., SlotModel]:
     return adapter
 
 
-def _modules_gap(model: Any) -> str | None:
-    return "it was not read by transformers" if isinstance(model, PlainWhisper) else None
-
-
 WHISPER_FORMS = (
     Form(ModelEngine.NATIVE, native_gap, NativeWhisperDecoder),
     Form(ModelEngine.LEAN, whisper_gap, LeanWhisperDecoder),
-    Form(ModelEngine.MODULES, _modules_gap, _of_modules("WhisperDecoder")),
+    Form(
+        ModelEngine.MODULES,
+        lambda m: "it was not read by transformers" if isinstance(m, PlainWhisper) else None,
+        _of_modules("WhisperDecoder"),
+    ),
 )
 
 CAUSAL_FORMS = (

@@ -131,11 +131,15 @@ class Driver:
             return
         self.context.watch.start()
         began_ns = time.time_ns()
+        pairs = [(pending.window, _of(pending).bound) for pending in batch]
         encoded = encode_windows(
             self.context,
-            [pending.window for pending in batch],
-            [_of(pending).detects_language(pending.window) for pending in batch],
-            [_of(pending).bound.searches(pending.window) for pending in batch],
+            [window for window, _ in pairs],
+            [
+                None if own.language or window.language else own.spoken.codes
+                for window, own in pairs
+            ],
+            [own.searches(window) for window, own in pairs],
         )
         self.context.watch.mark("encode")
         for recording in {_of(pending) for pending in batch}:

@@ -178,12 +178,6 @@ def _asked_guards(asked: Given) -> Guards:
     )
 
 
-def _told_guards(options: Options) -> Json:
-    if options.guards is None:
-        return None
-    return asdict(options.guards) | {"temperatures": list(options.guards.temperatures)}
-
-
 @dataclass(frozen=True)
 class Options:
     """The options of a call.
@@ -373,7 +367,10 @@ class Options:
         FormField("no_speech_threshold", float, 0.6, ge=0, le=1),
         typed=_typed_guards,
         asked=_asked_guards,
-        told=_told_guards,
+        told=lambda options: (
+            options.guards
+            and asdict(options.guards) | {"temperatures": list(options.guards.temperatures)}
+        ),
     )
     words: bool = option(  # time every word
         False,

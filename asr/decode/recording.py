@@ -258,10 +258,6 @@ class Submission(RecordingState):
             self.language_probability,
         )
 
-    def detects_language(self, window: Window) -> tuple[str, ...] | None:
-        """Among which languages that of a window is to be detected when it is encoded."""
-        return None if self.bound.language or window.language else self.bound.spoken.codes
-
     def mark(self, phase: str, began_ns: int) -> None:
         """A part of a phase ends now."""
         if self.phases is not None:

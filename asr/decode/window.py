@@ -5,8 +5,10 @@ It is cut, encoded, answered (once or several times) and ended; what becomes kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from forescribe.speculative.requests import Request, Result
 
@@ -104,5 +106,5 @@ class PendingWindow:
     def free(self) -> None:
         """Nothing will be computed from it any more. Its recording refers to it, so it must not to that."""
         self.forget_request()
-        self.window, self.states = self.window.without_samples(), None
+        self.window, self.states = replace(self.window, samples=np.zeros(0, np.float32)), None
         del self.recording

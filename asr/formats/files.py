@@ -26,7 +26,7 @@ from pathlib import Path
 from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from ..storage.locations import is_url
 from .documents import docx, md
-from .subtitles import PLAIN, UNNAMED, Cue, LineRules, cues, label, milliseconds, one_line
+from .subtitles import PLAIN, UNNAMED, LineRules, cues, label, milliseconds, one_line
 from .transcript_parts import Contents, Segment
 
 TEMPORARY = ".forescribe-{}.tmp"
@@ -171,8 +171,11 @@ def vtt(transcript: Contents, rules: LineRules = PLAIN) -> str:
 
 def tsv(transcript: Contents) -> str:
     """Tab-separated: integer milliseconds and text; tabs in the text become spaces."""
-    rows = [f"{cue.start_ms}\t{cue.end_ms}\t{_no_tab(cue)}\n" for cue in cues(transcript)]
-    return "".join(["start\tend\ttext\n", *rows])
+    rows = ["start\tend\ttext\n"]
+    for cue in cues(transcript):
+        text = f"[{cue.speaker}]: {cue.text}" if cue.speaker else cue.text
+        rows.append(f"{cue.start_ms}\t{cue.end_ms}\t{text.replace(chr(9), ' ')}\n")
+    return "".join(rows)
 
 
 def json_(transcript: Contents) -> str:
@@ -249,11 +252,6 @@ def _no_arrow(text: str) -> str:
     while "-->" in text:
         text = text.replace("-->", "->")
     return text
-
-
-def _no_tab(cue: Cue) -> str:
-    text = f"[{cue.speaker}]: {cue.text}" if cue.speaker else cue.text
-    return text.replace("\t", " ")
 
 
 def _escaped(text: str) -> str:

@@ -147,8 +147,8 @@ def token_map(target: WhisperVocabulary, draft: WhisperVocabulary) -> TokenMap |
         partners[i] if i in partners else _stand_in(token, draft)
         for i, token in enumerate(target.tokens)
     ]
-    made = TokenMap(tuple(to_draft), tuple(to_target))
-    return None if made.is_identity else made
+    same = to_draft == to_target == list(range(len(to_draft)))
+    return None if same else TokenMap(tuple(to_draft), tuple(to_target))
 
 
 def alphabetic(text: str) -> str:

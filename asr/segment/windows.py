@@ -184,10 +184,6 @@ class Window:
             self.start, self.end, self.speech, self.voiced, self.level_db, self.faint_db
         )
 
-    def without_samples(self) -> Window:
-        """The window once it has been decoded."""
-        return replace(self, samples=np.zeros(0, np.float32))
-
     def rest(
         self,
         start: int,

@@ -141,8 +141,9 @@ def generate(**values: Any) -> None:
     if isinstance(generator.draft, HeadDraft) and not options.quiet:
         typer.echo(f"draft {generator.draft}", err=True)
     # All prompts are encoded before the first text is printed, as encoding may fail.
+    begin = [] if options.system is None else [{"role": "system", "content": options.system}]
     prompts = [
-        generator.encode(_conversation(text, options.system) if options.chat else text)
+        generator.encode([*begin, {"role": "user", "content": text}] if options.chat else text)
         for text in texts
     ]
     run = _run(generator, prompts, sampling, shown=not options.json)
@@ -236,11 +237,6 @@ def _print_comparison(run: Run, plain: Run, *, greedy: bool) -> None:
     typer.echo(f"speed {speed:.2f}x; {same} of {len(pairs)} texts equal", err=True)
     if greedy and same < len(pairs):
         raise typer.Exit(1)
-
-
-def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
-    begin = [] if system is None else [{"role": "system", "content": system}]
-    return [*begin, {"role": "user", "content": text}]
 
 
 def _read(prompt: str) -> str:

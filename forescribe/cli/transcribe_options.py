@@ -97,7 +97,10 @@ class TranscribeOptions(RunOptions, SubtitleOptions, SpeakerOptions, SpeechOptio
         _ = self.drafts
         self.check_speakers()
         self._check_output()
-        self._check_decoding()
+        if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
+            what = "speakers" if self.diarize else "subtitle options"
+            raise UsageError(f"{what} need the words' times: leave out --no-word-timestamps")
+        self.check_search()
         if self.readers and self.channels == SPLIT:
             raise UsageError("--readers: channels are decoded one by one; leave it out")
         if self.workers_at is not None and "-" in self.audio:
@@ -122,12 +125,6 @@ class TranscribeOptions(RunOptions, SubtitleOptions, SpeakerOptions, SpeechOptio
             raise UsageError(f"-f {listing} lists speakers: add --diarize")
         if self.records and self.output_dir == STDOUT:
             raise UsageError("--records and `-o -` both write to stdout; choose one of them")
-
-    def _check_decoding(self) -> None:
-        if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
-            what = "speakers" if self.diarize else "subtitle options"
-            raise UsageError(f"{what} need the words' times: leave out --no-word-timestamps")
-        self.check_search()
 
     @property
     def workers_at(self) -> str | None:

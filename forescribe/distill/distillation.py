@@ -156,7 +156,7 @@ class Distillation:
                 steps=self.steps,
             )
             progress = training.run(self.stop, self.hook)
-            training.load_best()
+            training.draft.load_state_dict(training.state.best, strict=False)
             with output_errors(str(output), ROOM):
                 self._replace(training.draft)
                 if listed is not None:

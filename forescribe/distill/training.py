@@ -137,10 +137,6 @@ class DraftTraining:
         self.save()
         return state
 
-    def load_best(self) -> None:
-        """Give the draft the weights that were best."""
-        self.draft.load_state_dict(self.state.best, strict=False)
-
     def save(self) -> None:
         """Write the checkpoint. Raises OutputError."""
         state, buffer = self.state, io.BytesIO()

@@ -121,7 +121,7 @@ class HeadDrafter(Drafter):
             if picker.ended:
                 break
             if depth + 1 < gamma:
-                feature = self.record.next_feature(states)
+                feature = self.record.output.normed(states) if self.record.feeds_normed else states
                 states = self._read(token[:, None], feature, lengths - 1 + depth, rows.reach)
         return picker.draft(torch.where(lengths > 1, gamma, 0))
 

@@ -135,12 +135,6 @@ class TokenMap:
         """The draft's tokens that have a partner, ascending: all that it may propose."""
         return tuple(d for d, target in enumerate(self.to_target) if target != NONE)
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether both vocabularies are the same."""
-        whole = tuple(range(len(self.to_draft)))
-        return self.to_draft == whole and self.to_target == whole
-
     def proposed(self, listed: Collection[int] | None) -> tuple[int, ...] | None:
         """The draft's tokens that its head needs, ascending: those of `listed` (None: all) with a partner;
         None where these are all of its tokens."""

@@ -157,12 +157,12 @@ def compile_library(output: Path, *, openmp: bool, flags: Sequence[str] = ()) ->
         has = [f"-DFS_HAS_{name.upper()}" for name in sets]
         jobs.append(("dispatch.cpp", has, Path(scratch, "dispatch.o")))
 
-        def compile_one(job: tuple[str, list[str], Path]) -> None:
-            source, extra, made = job
-            _run([*command, *common, *extra, "-c", str(SOURCES / source), "-o", str(made)])
-
+        commands = [
+            [*command, *common, *extra, "-c", str(SOURCES / source), "-o", str(made)]
+            for source, extra, made in jobs
+        ]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(pool.map(compile_one, jobs))
+            list(pool.map(_run, commands))
         # Not -fopenmp: the symbols come from torch's runtime (`share`). The C++ library is not
         # used, so it is not asked for either.
         needed = ("-Wl,--as-needed",) if sys.platform == "linux" else ()

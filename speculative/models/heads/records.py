@@ -57,10 +57,6 @@ class Head:
         residual = right if self.residual_normed else feature
         return self.body(x, residual, run)
 
-    def next_feature(self, states: Tensor) -> Tensor:
-        """What a draft step reads in place of a target's state, from the states before it."""
-        return self.output.normed(states) if self.feeds_normed else states
-
 
 @dataclass(frozen=True)
 class TargetShape:
