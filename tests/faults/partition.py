@@ -159,6 +159,8 @@ def disk_full(scene: Scene, seconds: float) -> str:
             pass
     time.sleep(seconds)
     status, ready = _post(scene.near), _ready(scene.near)
+    holds(ready == 503, f"/ready answers {ready} where the database's disk is full")
+    holds(status in (503, 507), f"a job that cannot be stored is answered {status}")
     ballast.unlink()
     ran = scene.database.running()
     if not ran:
