@@ -134,13 +134,13 @@ def test_its_memory_is_free_and_the_next_request_waits_and_loses_nothing(client)
         "OK, and the next request waits until the model is loaded",
     )
     assert gauge(client, "model_loaded") == 0 and gauge(client, "ready") == 1
-    assert gauge(client, "rounds_total") == rounds, "counters go on"
+    assert (known := gauge(client, "rounds_total")) >= rounds, "counters go on"
     assert client.get("/v1/models").status_code == 200
     refused = client.post(TRANSCRIBE, files={"file": memo(1)}, data={"language": "xx"})
     assert refused.status_code == 400  # known without the model
     assert post(client) == first and first
     assert gauge(client, "model_loaded") == 1
-    until(lambda: gauge(client, "rounds_total") > rounds)
+    until(lambda: gauge(client, "rounds_total") > known)
 
 
 def test_requests_that_come_while_it_leaves_and_comes_back_all_have_their_text(
