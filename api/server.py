@@ -77,7 +77,11 @@ def worker_settings(settings: Settings) -> Settings:
 def configure_logs() -> None:
     """JSON lines on stderr."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses
+    for name in (
+        "httpx",
+        "forescribe.api.jobs.database",
+    ):  # they log addresses; a pool, that it is closed
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def die(sig: int) -> None:

@@ -23,6 +23,7 @@ from forescribe.api.jobs.database import Database, _configure_sqlite, database_d
 from forescribe.api.jobs.files import DiskFiles
 from forescribe.api.jobs.store import Store
 from forescribe.api.process import PASSING
+from forescribe.api.server import configure_logs
 from forescribe.asr.errors import CapacityError, OutputError, StorageError, UsageError
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, ended, submit
@@ -400,3 +401,11 @@ def test_several_processes_may_open_a_new_database_at_once(tmp_path) -> None:
     run = [sys.executable, "-c", OPENING, str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_connections_log_nothing_where_a_service_ends(tmp_path, caplog) -> None:
+    """SQLAlchemy keeps its own pools silent, not those of other packages."""
+    configure_logs()
+    with caplog.at_level("INFO"):
+        Store.open(tmp_path).close()
+    assert not caplog.records
