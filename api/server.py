@@ -77,10 +77,7 @@ def worker_settings(settings: Settings) -> Settings:
 def configure_logs() -> None:
     """JSON lines on stderr."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    for name in (
-        "httpx",
-        "forescribe.api.jobs.database",
-    ):  # they log addresses; a pool, that it is closed
+    for name in ("httpx", "forescribe.api.jobs.database"):  # addresses; the end of a pool
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

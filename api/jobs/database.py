@@ -167,9 +167,9 @@ class _Pool(sa.QueuePool):
         now = time.monotonic()
         for entry, since_s in list(self._taken.items()):
             if now - since_s > STUCK_S:
-                with suppress(Exception):  # of SQLite; or it was closed by now
+                with suppress(Exception):  # SQLite has no socket; others may be closed by now
                     with socket.socket(fileno=os.dup(entry.driver_connection.fileno())) as line:
-                        line.shutdown(socket.SHUT_RDWR)  # `close` would leave its reader waiting
+                        line.shutdown(socket.SHUT_RDWR)  # after `close` its reader would wait on
         entry = super()._do_get()
         self._taken[entry] = now
         return entry

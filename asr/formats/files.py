@@ -173,8 +173,8 @@ def tsv(transcript: Contents) -> str:
     """Tab-separated: integer milliseconds and text; tabs in the text become spaces."""
     rows = ["start\tend\ttext\n"]
     for cue in cues(transcript):
-        text = f"[{cue.speaker}]: {cue.text}" if cue.speaker else cue.text
-        rows.append(f"{cue.start_ms}\t{cue.end_ms}\t{text.replace(chr(9), ' ')}\n")
+        text = (f"[{cue.speaker}]: {cue.text}" if cue.speaker else cue.text).replace("\t", " ")
+        rows.append(f"{cue.start_ms}\t{cue.end_ms}\t{text}\n")
     return "".join(rows)
 
 

@@ -70,7 +70,7 @@ Storm = Callable[[Scene, float], str]
 def disturbed(storm: Storm, seconds: float, long: bool, rng: random.Random) -> str:
     """Run a storm of some seconds over jobs that outlast it."""
     jobs = JOBS
-    # For one replica; short storms leave both at work, and begin when a quarter is done.
+    # Enough for one replica during the storm. In short ones both may work, after a quarter of the jobs.
     pace_s = max(0.2, 1.3 * seconds * CONCURRENCY / (jobs * GROUPS))
     with ExitStack() as stack:
         faked = _faked if storm is database_clock_moved else lambda clock: {}

@@ -151,6 +151,7 @@ class Line:
 
     def __init__(self) -> None:
         self.own, self.far = socket.socketpair()
+        self.own.settimeout(30)  # where nothing cuts it, the test fails
         self.fileno, self.rollback = self.own.fileno, Mock()
 
     def close(self) -> None:
