@@ -114,6 +114,23 @@ SUBJECTS = {
             "tests/api/jobs/test_jobs.py",
         ),
     ),
+    "reach": Subject("api/jobs/reach.py", ("tests/api/jobs/test_reach.py",)),
+    "database": Subject(
+        "api/jobs/database.py",
+        (
+            "tests/api/jobs/test_reach.py",
+            "tests/api/jobs/test_storage.py",
+            "tests/api/jobs/test_folders.py",
+        ),
+    ),
+    "files": Subject(
+        "api/jobs/files.py",
+        (
+            "tests/api/jobs/test_files.py",
+            "tests/api/jobs/test_storage.py",
+            "tests/api/jobs/test_jobs_on_objects.py",
+        ),
+    ),
     "ledger": Subject(
         "asr/batch/ledger.py",
         (
@@ -145,6 +162,7 @@ UNSEEN = ("strict", "usedforsecurity")
 """Arguments that change no result."""
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
+    ("files", "_copy", "1 -> 2 in shutil.copyfileobj(source, file, 1 << 20)"): "parts of any size",
     (
         "guards",
         "_first_tokens",
@@ -191,6 +209,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_spoken",
         "end - start >= CLICK -> (end - start > CLICK)",
     ): "a run of exactly this length may count either way",
+    (
+        "reach",
+        "Reach.asking",
+        "each > self._answered_s -> (each >= self._answered_s)",
+    ): "the clock does not show one time twice to who asks and who is answered",
+    (
+        "reach",
+        "Reach.asking",
+        "now - since_s > self._slow_s -> (now - since_s >= self._slow_s)",
+    ): "a silence of exactly this length may count either way",
+    (
+        "reach",
+        "Reach.asking",
+        "now - each < self._look_s -> (now - each <= self._look_s)",
+    ): "a look of exactly this age may count either way",
     (
         "store",
         "JobTable.set_progress",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from forescribe.api.jobs.files import Copies, DiskFiles, ObjectFiles
 from forescribe.api.jobs.service import open_objects
-from forescribe.asr.errors import StorageError, UsageError
+from forescribe.asr.errors import OutputError, StorageError, UsageError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores
 from tests.api.conftest import until
@@ -53,6 +56,21 @@ def test_files_of_one_role_are_two_and_leave_with_their_job(files, tmp_path) -> 
     files.delete("b", other)
     assert files.jobs() == set()
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "identity"]
+
+
+def test_a_disk_that_is_gone_is_noticed(files, tmp_path) -> None:
+    files.probe()
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("probe-")]
+    shutil.rmtree(tmp_path / "own")
+    with pytest.raises(OutputError, match="job store"):
+        files.probe()
+
+
+def test_a_disk_on_which_no_file_can_begin_is_full(files, monkeypatch) -> None:
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OutputError) as full:
+        files.probe()
+    assert full.value.code == "storage_full"
 
 
 def test_a_whole_file_is_stored_wherever_it_stands(files, tmp_path) -> None:
@@ -149,6 +167,21 @@ def test_copies_are_kept_as_long_as_somebody_asks_for_them(tmp_path) -> None:
     own.copies.drop("a")
     own.copies.drop("a")
     assert names(tmp_path) == set()
+
+
+def test_copies_that_another_process_removes_are_removed(tmp_path, monkeypatch) -> None:
+    files = objects_in(tmp_path / "bucket", tmp_path / "own")
+    for _ in range(2):
+        files.local("a", files.put("a", "audio", b"x"))
+    remove = Path.unlink
+
+    def after_another(path: Path, missing_ok: bool = False) -> None:
+        remove(path)
+        remove(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", after_another)
+    files.trim(0.0)
+    assert names(tmp_path / "own" / "copies") == set()
 
 
 def test_all_who_wait_for_a_copy_have_the_end_of_one_fetch(tmp_path) -> None:

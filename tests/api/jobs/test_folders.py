@@ -254,8 +254,9 @@ def test_of_an_acceptance_and_a_sweep_the_second_is_refused(tmp_path, winner) ->
         assert bool(refused) == (winner == "sweep")
 
 
-@pytest.mark.slow
-def test_several_processes_create_the_tables_at_once() -> None:
+def test_several_processes_create_the_tables_one_after_another() -> None:
+    import psycopg
+
     url, errors = database_of("postgresql"), list[BaseException]()
 
     def open_() -> None:
@@ -265,8 +266,12 @@ def test_several_processes_create_the_tables_at_once() -> None:
             errors.append(error)
 
     threads = [threading.Thread(target=open_) for _ in range(6)]
-    for thread in threads:
-        thread.start()
+    with psycopg.connect(url) as first:
+        first.execute("select pg_advisory_xact_lock(hashtext('forescribe_tables'))")
+        for thread in threads:
+            thread.start()
+        threads[0].join(1.0)
+        assert all(thread.is_alive() for thread in threads)
     for thread in threads:
         thread.join()
     assert not errors, errors

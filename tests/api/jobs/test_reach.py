@@ -142,6 +142,7 @@ def test_a_connection_that_cannot_be_made_is_a_database_that_is_away() -> None:
     with pytest.raises(sa.exc.OperationalError) as refused:
         engine.connect()
     store = Database(engine)
+    assert not store.available()
     engine.connect = Mock(side_effect=AssertionError)  # type: ignore[method-assign]
     assert store.lost(refused.value)
 

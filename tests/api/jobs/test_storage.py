@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.errors import disk_errors
@@ -22,11 +23,13 @@ from forescribe.api.jobs import database, files
 from forescribe.api.jobs.database import Database, _configure_sqlite, database_disk_errors
 from forescribe.api.jobs.files import DiskFiles
 from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import FOLDERS
 from forescribe.api.process import PASSING
 from forescribe.api.server import configure_logs
 from forescribe.asr.errors import CapacityError, OutputError, StorageError, UsageError
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, ended, submit
+from tests.api.jobs.application import files as on_disk
 
 
 @pytest.fixture
@@ -298,6 +301,7 @@ def test_a_file_of_sqlite_that_others_lock_is_a_database_that_is_away(tmp_path) 
     with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
         other.execute("begin immediate")
         with store.database.engine.connect() as tx:  # the pool's only connection until here
+            assert tx.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 30_000
             tx.exec_driver_sql("PRAGMA busy_timeout=0")
         with pytest.raises(OperationalError) as locked, store.transaction():
             pass
@@ -311,6 +315,18 @@ def test_a_file_of_sqlite_that_others_lock_is_a_database_that_is_away(tmp_path) 
     for tx in pool:
         tx.close()
     assert store.database.available() and store.writable()
+    store.close()
+
+
+def test_a_deleted_row_leaves_the_log_of_sqlite_too(tmp_path) -> None:
+    store, place = Store.open(tmp_path), FOLDERS.c.job == "confidential"
+    with store.transaction() as tx:
+        tx.execute(sa.insert(FOLDERS).values(job="confidential"))
+    with store.transaction() as tx:
+        tx.execute(sa.delete(FOLDERS).where(place))
+    assert b"confidential" in on_disk(tmp_path)
+    store.database.truncate_log()
+    assert b"confidential" not in on_disk(tmp_path)
     store.close()
 
 
