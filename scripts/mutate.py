@@ -213,7 +213,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "reach",
         "Reach.asking",
         "each > self._answered_s -> (each >= self._answered_s)",
-    ): "the clock does not show one time twice to who asks and who is answered",
+    ): "a request that began at the very tick of an answer may count either way",
     (
         "reach",
         "Reach.asking",
