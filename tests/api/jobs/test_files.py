@@ -169,7 +169,9 @@ def test_copies_are_kept_as_long_as_somebody_asks_for_them(tmp_path) -> None:
     assert names(tmp_path) == set()
 
 
-def test_trimming_goes_on_where_another_process_removes_the_same_copies(tmp_path, monkeypatch) -> None:
+def test_trimming_goes_on_where_another_process_removes_the_same_copies(
+    tmp_path, monkeypatch
+) -> None:
     files = objects_in(tmp_path / "bucket", tmp_path / "own")
     for _ in range(2):
         files.local("a", files.put("a", "audio", b"x"))
