@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from uuid import uuid4
 
@@ -69,13 +70,13 @@ class DiskFiles:
         path = self.root / job / name
         with disk_errors():
             try:
-                path.parent.mkdir(exist_ok=True)
-                with path.open("xb") as file:
+                with _create(path) as file:
                     _copy(data, file)
                     file.flush()
                     os.fsync(file.fileno())
-                for folder in (path.parent, self.root):  # their new entries
-                    _sync_folder(folder)
+                _sync_folder(self.root)  # new entries of both
+                with suppress(FileNotFoundError):  # erased since: the job's row refuses the name
+                    _sync_folder(path.parent)
             except BaseException:
                 with suppress(OSError):  # a read-only disk: it leaves with the job
                     path.unlink(missing_ok=True)
@@ -115,7 +116,8 @@ class DiskFiles:
 
     def probe(self) -> None:
         """Write and remove a byte."""
-        _probe(self.root)
+        with disk_errors(), TemporaryFile(dir=self.root, buffering=0) as file:
+            file.write(b"\0")
 
     def trim(self, idle_s: float = IDLE_S) -> None:
         """Remove copies of objects (`Copies`); here there are none."""
@@ -184,7 +186,8 @@ class ObjectFiles:
         return {entry.key.split("/")[1] for entry in self._ask(self.objects.list, JOBS)}
 
     def probe(self) -> None:
-        _probe(self.root)
+        with disk_errors(), TemporaryFile(dir=self.root, buffering=0) as file:
+            file.write(b"\0")
         key = f"probes/{uuid4().hex}"
         self._ask(self.objects.put, key, b"\0")
         self._ask(self.objects.delete, key)
@@ -270,19 +273,19 @@ def _missing() -> Iterator[None]:
         raise FileNotFoundError("there is no such file") from error
 
 
+def _create(path: Path) -> BinaryIO:
+    """A new file, in a folder that others may remove while it is empty."""
+    while True:
+        with suppress(FileExistsError):
+            path.parent.mkdir()
+        with suppress(FileNotFoundError):
+            return path.open("xb")
+
+
 def _copy(data: bytes | BinaryIO, file: BinaryIO) -> None:
     source = BytesIO(data) if isinstance(data, bytes) else data
     source.seek(0)
     shutil.copyfileobj(source, file, 1 << 20)
-
-
-def _probe(folder: Path) -> None:
-    path = folder / f"probe-{uuid4().hex}"
-    with disk_errors():
-        try:
-            path.write_bytes(b"\0")
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import signal
@@ -10,11 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
+from forescribe.api.jobs import files as storage
 from forescribe.api.jobs.files import Copies, DiskFiles, ObjectFiles
 from forescribe.api.jobs.service import open_objects
 from forescribe.asr.errors import OutputError, StorageError, UsageError
@@ -59,15 +59,20 @@ def test_files_of_one_role_are_two_and_leave_with_their_job(files, tmp_path) -> 
 
 
 def test_a_disk_that_is_gone_is_noticed(files, tmp_path) -> None:
+    def stored() -> list[Path]:
+        return [path for path in tmp_path.rglob("*") if path.is_file()]
+
+    before = stored()
     files.probe()
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("probe-")]
+    assert stored() == before
     shutil.rmtree(tmp_path / "own")
     with pytest.raises(OutputError, match="job store"):
         files.probe()
 
 
-def test_a_disk_on_which_no_file_can_begin_is_full(files, monkeypatch) -> None:
-    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+def test_a_disk_without_room_for_a_byte_is_full(files, monkeypatch) -> None:
+    full_disk = partial(open, "/dev/full", "wb")
+    monkeypatch.setattr(storage, "TemporaryFile", lambda dir, **given: full_disk(**given))
     with pytest.raises(OutputError) as full:
         files.probe()
     assert full.value.code == "storage_full"
@@ -121,6 +126,38 @@ def test_a_folder_leaves_whole_whatever_others_do_in_it(tmp_path, monkeypatch, m
     monkeypatch.setattr(os, "unlink", meeting)
     files.delete_all("a")
     assert len(met) >= len(names) and files.jobs() == set()
+
+
+def test_a_file_begins_although_its_folder_was_just_removed(tmp_path, monkeypatch) -> None:
+    """The job's last file has left, and the folder with it."""
+    files, mkdir, made = DiskFiles(tmp_path), Path.mkdir, list[Path]()
+
+    def meeting(path: Path) -> None:
+        mkdir(path)
+        made.append(path)
+        if len(made) == 1:
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", meeting)
+    assert files.read("a", files.put("a", "x", b"1")) == b"1" and len(made) == 2
+
+
+def test_a_file_that_leaves_with_its_job_is_no_fault_of_the_disk(tmp_path, monkeypatch) -> None:
+    """The row is deleted before the files, and tells the one who asked. A correction was refused as by a full
+    disk."""
+    files, copy = DiskFiles(tmp_path), storage._copy
+
+    def meeting(*given) -> None:
+        copy(*given)
+        files.delete_all("a")
+
+    monkeypatch.setattr(storage, "_copy", meeting)
+    name = files.put("a", "x", b"1")
+    assert files.jobs() == set()
+    files.delete("a", name)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(OutputError, match="job store"):
+        files.put("a", "x", b"1")
 
 
 class Objects:
