@@ -74,9 +74,9 @@ class DiskFiles:
                     _copy(data, file)
                     file.flush()
                     os.fsync(file.fileno())
-                _sync_folder(self.root)  # new entries of both
                 with suppress(FileNotFoundError):  # erased since: the job's row refuses the name
                     _sync_folder(path.parent)
+                _sync_folder(self.root)  # both have a new entry
             except BaseException:
                 with suppress(OSError):  # a read-only disk: it leaves with the job
                     path.unlink(missing_ok=True)
