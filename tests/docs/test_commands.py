@@ -10,7 +10,6 @@ import difflib
 import importlib.util
 import re
 import shlex
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -20,14 +19,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import soundfile
 from typer.main import get_command
 
 from tests.docs.commands import Command, documented
 from tests.docs.pages import ROOT, blocks, pages
 
 EVERY = documented()
-SECONDS = 8
 PARTS = ("forescribe", "api", "asr", "diarize", "speculative", "text")
 
 
@@ -198,19 +195,6 @@ def runnable(command: Command) -> bool:
 
 
 LINES = sorted({c.words[1:]: c for c in EVERY if runnable(c)}.values(), key=str)
-
-
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory) -> Path:
-    """The samples, cut short: that a command works does not take a minute of speech."""
-    folder = tmp_path_factory.mktemp("samples")
-    for path in (ROOT / "samples").iterdir():
-        if path.suffix != ".flac":
-            shutil.copy(path, folder)
-            continue
-        sound, rate = soundfile.read(path, stop=SECONDS * 16_000)
-        soundfile.write(folder / path.name, sound, rate)
-    return folder
 
 
 def run_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -90,10 +90,10 @@ def generated(plain) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
     [
         ("ngram", 1, 5, "auto", PROMPTS[::4]),
         ("ngram", 8, 5, "auto", PROMPTS[::2]),
-        ("ngram", 8, None, "auto", PROMPTS[::2]),
+        pytest.param("ngram", 8, None, "auto", PROMPTS[::2], marks=pytest.mark.nightly),
         pytest.param("ngram", 8, 5, "auto", PROMPTS, marks=pytest.mark.nightly),
         pytest.param("ngram", 8, 4, "lean", PROMPTS[::2], marks=pytest.mark.nightly),
-        ("ngram", 4, 8, "auto", PROMPTS[::2]),
+        pytest.param("ngram", 4, 8, "auto", PROMPTS[::2], marks=pytest.mark.nightly),
     ],
 )
 def test_drafts_change_no_token(

@@ -80,7 +80,10 @@ def test_every_window_has_the_text_of_its_beams(way, one) -> None:
     assert one.context.idle and one.engine.free == 2
 
 
-@pytest.mark.parametrize(("gamma", "batch"), [(1, 2), (4, 1), (None, 3)])
+@pytest.mark.parametrize(
+    ("gamma", "batch"),
+    [*(pytest.param(*given, marks=pytest.mark.nightly) for given in ((1, 2), (4, 1))), (None, 3)],
+)
 def test_drafts_behind_beams_change_neither_words_nor_probabilities(gamma, batch, one) -> None:
     """Also behind previous text, with patience and where terms are sought."""
     drafted = Transcriber(one.whisper, batch=batch, gamma=gamma)

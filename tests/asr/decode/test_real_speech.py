@@ -64,7 +64,9 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param("prompt", marks=pytest.mark.nightly), "no timestamps", "no vad"]
+)
 def test_no_word_is_lost_in_any_mode(base, mode) -> None:
     names, options = ("jfk", "librispeech-1089"), Options(language="en", **MODES[mode])
     found = {}

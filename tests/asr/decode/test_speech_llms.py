@@ -113,11 +113,8 @@ GRID = [
     ("qwen3_asr", "modules"),
     ("qwen3_asr", "lean"),
     pytest.param("qwen3_asr", "native", marks=pytest.mark.native),
-    *((family, "lean") for family in FAMILIES[1:]),
-    *(
-        pytest.param(family, "native", marks=[pytest.mark.native, pytest.mark.slow])
-        for family in FAMILIES[1:]
-    ),
+    *(pytest.param(family, "lean", marks=pytest.mark.nightly) for family in FAMILIES[1:]),
+    *(pytest.param(family, "native", marks=pytest.mark.native) for family in FAMILIES[1:]),
 ]
 
 

@@ -61,6 +61,7 @@ def test_words_are_monotone_inside_their_segments_window_and_joined_to_its_text(
     assert all(d.encoder_states is None for d in outcome.decoded)
 
 
+@pytest.mark.nightly  # librosa compiles for half a minute
 @settings(max_examples=60)
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 2**32))
 def test_the_path_is_that_of_librosa(rows, frames, seed):

@@ -75,7 +75,9 @@ def test_whisper_with_its_rules_replays_too(cuda: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("gammas", [(), (0, 3)], ids=["alone", "beside drafts"])
-@pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
+@pytest.mark.parametrize(
+    "decoder", [pytest.param(WhisperDecoder, marks=pytest.mark.nightly), LeanWhisperDecoder]
+)
 def test_beams_replay_what_was_captured(cuda: FakeCuda, decoder: Any, gammas: Any) -> None:
     work = beam_requests(12, every=2 if gammas else 1)
     expected = texts(beam_engine(None, decoder), work)
