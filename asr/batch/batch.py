@@ -106,7 +106,7 @@ class Batch:
                 again.setdefault(why, []).append(source.path)
         for why, paths in again.items():
             what = paths[0] if len(paths) == 1 else f"{len(paths)} recordings"
-            notice(f"{what}: decoded again ({why})")
+            notice(f"{what}: earlier results are not used ({why})")
         if len(self.todo) > 1:
             self.todo = [s if s.error else replace(s, length_s=length_s(s)) for s in self.todo]
             if outputs.where is not None:

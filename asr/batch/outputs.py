@@ -38,7 +38,7 @@ OTHERS = "results of other options or another model are replaced"
 OTHER_JSON = "the JSON there is of other options or another model"
 CHANGED = "the recording has changed"
 LACKING = "a format is missing, and there is no JSON to write it from"
-"""Why a recording that has results is decoded again."""
+"""Why earlier results of a recording are not used."""
 
 LONGEST = 249
 """Bytes of a stem: with its format, a name has at most 255 on the usual file systems. Keys in object
@@ -285,7 +285,7 @@ class Writer:
         return RecordingResult(record, files=files, kept=kept)
 
     def earlier(self, source: Source) -> str | None:
-        """Why a recording that has results is decoded again; None for one without."""
+        """Why earlier results of a recording are not used; None where there are none."""
         if source.path not in self.outputs.stems:
             return None
         ledger, path = self.outputs.ledger, source.path

@@ -245,7 +245,7 @@ def test_an_edited_text_is_kept_and_another_format_needs_no_model(
     (here / "a.txt").write_text("mine")
     done = forescribe("a.wav", *pair, "-f", "txt,srt,json", "--initial-prompt", "Ann")
     assert (
-        "note a.wav: decoded again (results of other options or another model are replaced)"
+        "note a.wav: earlier results are not used (results of other options or another model are replaced)"
         in done.err
     )
     assert "note a.txt was edited: kept; --overwrite replaces it\n" in done.err
@@ -284,7 +284,8 @@ def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None
     done = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt,srt", "--dry_run")
     assert (done.status, done.err) == (
         0,
-        "note calls/a.wav: decoded again (a format is missing, and there is no JSON to write it from)\n",
+        "note calls/a.wav: earlier results are not used (a format is missing, and there is no JSON to write "
+        "it from)\n",
     )
     assert sorted(done.out.splitlines()) == [
         "calls/a.wav -> out/a .txt .srt",

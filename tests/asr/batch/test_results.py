@@ -252,16 +252,20 @@ def test_why_a_recording_is_decoded_again_is_told(out) -> None:
     assert told() == []
     out.run(formats="txt")
     assert told(formats="txt") == told(formats="txt", settings="0", overwrite=True) == []
-    assert told(formats="txt", settings="0") == [f"3 recordings: decoded again ({OTHERS})"]
+    assert told(formats="txt", settings="0") == [
+        f"3 recordings: earlier results are not used ({OTHERS})"
+    ]
     assert told(formats="srt", settings="0") == []  # its text stays that of the others
     out.run(formats="json")
-    assert told(formats="srt", settings="0") == [f"3 recordings: decoded again ({OTHER_JSON})"]
+    assert told(formats="srt", settings="0") == [
+        f"3 recordings: earlier results are not used ({OTHER_JSON})"
+    ]
     assert told(formats="srt") == []
     for name in ("00.json", "01.json", "02.json"):
         out.remove(name)
-    assert told(formats="txt,srt") == [f"3 recordings: decoded again ({LACKING})"]
+    assert told(formats="txt,srt") == [f"3 recordings: earlier results are not used ({LACKING})"]
     write_wav(Path("calls/01.wav"), 0.3, 77)
-    assert told(formats="txt") == [f"calls/01.wav: decoded again ({CHANGED})"]
+    assert told(formats="txt") == [f"calls/01.wav: earlier results are not used ({CHANGED})"]
 
 
 def test_an_edited_file_of_which_a_killed_run_knew_is_kept(tmp_path) -> None:

@@ -24,6 +24,8 @@ from tests.speculative.plain_beams import searched_plainly
 
 from .ways import WAYS, called
 
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
 PARTS = [cut("noisy.flac", span) for span in ((0, 6.6), (30.9, 36), (44.4, 49.3))]
 WORN = cut("memo.flac", (20, 25))
 """Its words are others with beams ("are worn") than without ("were worn")."""
