@@ -164,6 +164,11 @@ UNSEEN = ("strict", "usedforsecurity")
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("files", "_copy", "1 -> 2 in shutil.copyfileobj(source, file, 1 << 20)"): "parts of any size",
     (
+        "files",
+        "_copy",
+        "20 -> 21 in shutil.copyfileobj(source, file, 1 << 20)",
+    ): "parts of any size",
+    (
         "guards",
         "_first_tokens",
         "token < end -> (token <= end)",
