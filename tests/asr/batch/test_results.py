@@ -242,7 +242,7 @@ def test_an_edited_json_of_another_run_is_kept_and_no_format_is_written_from_it(
     assert text_of(name) in found["00.srt"] and out.batch(formats="json,srt", **options).todo == []
 
 
-def test_why_a_recording_is_decoded_again_is_told(out) -> None:
+def test_why_earlier_results_are_not_used_is_told(out) -> None:
     def told(**options: Any) -> list[str]:
         notices: list[str] = []
         out.batch(notice=notices.append, **options)

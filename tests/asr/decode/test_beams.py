@@ -84,7 +84,11 @@ def test_every_window_has_the_text_of_its_beams(way, one) -> None:
 
 @pytest.mark.parametrize(
     ("gamma", "batch"),
-    [*(pytest.param(*given, marks=pytest.mark.nightly) for given in ((1, 2), (4, 1))), (None, 3)],
+    [
+        pytest.param(1, 2, marks=pytest.mark.nightly),
+        pytest.param(4, 1, marks=pytest.mark.nightly),
+        (None, 3),
+    ],
 )
 def test_drafts_behind_beams_change_neither_words_nor_probabilities(gamma, batch, one) -> None:
     """Also behind previous text, with patience and where terms are sought."""

@@ -65,7 +65,7 @@ MODES = {
 
 
 @pytest.mark.parametrize(
-    "mode", [pytest.param("prompt", marks=pytest.mark.nightly), "no timestamps", "no vad"]
+    "mode", [pytest.param(m, marks=pytest.mark.nightly) if m == "prompt" else m for m in MODES]
 )
 def test_no_word_is_lost_in_any_mode(base, mode) -> None:
     names, options = ("jfk", "librispeech-1089"), Options(language="en", **MODES[mode])

@@ -20,7 +20,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.nightly  # pyannote's import; the other test of this file compares its numbers
+@pytest.mark.nightly  # imports pyannote.audio: 15 s
 def test_loading_the_engine_sends_nothing_warns_of_nothing_and_leaves_the_threads_alone() -> None:
     code = """
 import os, sys, warnings
